@@ -1,0 +1,1 @@
+"""The only speakers of gRPC: everything between gpuplug and the kubelet."""
