@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 (a script, in a folder that is no package)
 """Generate gpuplug/kubelet/v1beta1 from protos/deviceplugin/v1beta1.proto.
 
 ::
