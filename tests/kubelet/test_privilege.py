@@ -1,0 +1,97 @@
+"""gpuplug looks at device nodes and never opens one: a trace of a whole life shows it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from tests.kubelet.devicemanager import pod
+from tests.kubelet.node import I915, XE
+
+if TYPE_CHECKING:
+    from tests.kubelet.node import Node
+
+# 4711 openat(3</somewhere/dev>, "dri/card0", O_RDONLY|O_CLOEXEC) = 5</somewhere/dev/dri/card0>
+CALL = re.compile(
+    r"^(?:\d+ +)?open(?:at2?)?\((?:(?:AT_FDCWD|\d+)(?:<(?P<folder>[^>]*)>)?, )?\"(?P<name>[^\"]*)\""
+    r"(?:.* = \d+<(?P<opened>[^>]*)>)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """One attempt to open a file: the path that was asked for, and what it led to, if anything."""
+
+    asked: Path
+    led_to: Path | None
+
+
+def calls(trace: str) -> list[Opened]:
+    """All attempts in a trace. A line that is about opening and is not understood is a failure."""
+    found = []
+    for line in trace.splitlines():
+        if "open" not in line or "resumed>" in line:
+            continue
+        match = CALL.match(line)
+        assert match, f"this line of the trace is not understood: {line}"
+        asked = Path(match["folder"] or "/") / match["name"]
+        found.append(Opened(asked, Path(match["opened"]) if match["opened"] else None))
+    return found
+
+
+def nodes_opened(opened: list[Opened], dri: Path) -> list[Opened]:
+    """Those that are about something below /dev/dri. The folder itself may be listed."""
+    return [one for one in opened if any(path and dri in path.parents for path in (one.asked, one.led_to))]
+
+
+async def test_no_gpu_node_is_opened_in_the_whole_life_of_a_plugin(node: Node, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    node.machine.add_gpu("0000:03:00.0", driver="i915")
+    serving = await node.serve(shares=2, trace=trace)
+    await node.kubelet.until_allocatable(I915, 2)
+    assert (await node.kubelet.admit_one(pod("first", I915))).nodes
+    node.machine.add_gpu("0000:04:00.0", driver="xe")
+    await node.kubelet.until_allocatable(XE, 2)
+    node.machine.rebind("0000:03:00.0", "xe")
+    await node.kubelet.until_allocatable(XE, 4)
+    assert (await node.kubelet.admit_one(pod("second", XE, 2))).nodes
+    await node.kubelet.restart("stop")
+    await node.kubelet.until_allocatable(XE, 4)
+    node.machine.remove_gpu("0000:04:00.0")
+    await node.kubelet.until_allocatable(XE, 2)
+    ended = await serving.process.terminate(within=20)
+    assert ended.code == 0
+
+    opened = calls(trace.read_text())
+    assert nodes_opened(opened, node.machine.dri) == []
+    # The trace has seen what gpuplug does all the time, so it would have seen the rest, too.
+    asked = {one.asked for one in opened}
+    assert node.machine.sys / "class/drm" in asked
+    assert any(path.name in {"uevent", "vendor"} for path in asked)
+
+
+async def test_the_trace_shows_a_node_that_is_opened_by_whatever_name(node: Node, tmp_path: Path) -> None:
+    gpu = node.machine.add_gpu()
+    assert gpu.card is not None
+    link = tmp_path / "link"
+    link.symlink_to(node.machine.dri / gpu.card)
+    program = (
+        "import contextlib, os, sys\n"
+        "dri, card, link = sys.argv[1:]\n"
+        "folder = os.open(dri, os.O_RDONLY)\n"
+        "for path, at in ((f'{dri}/{card}', None), (card, folder), (link, None)):\n"
+        "    with contextlib.suppress(OSError):\n"
+        "        os.open(path, os.O_PATH, dir_fd=at)\n"
+    )
+    trace = tmp_path / "trace"
+    watch = ("strace", "-f", "-y", "-qq", "-s", "4096", "-e", "trace=open,openat,openat2", "-o", str(trace))
+    await anyio.run_process(
+        [*watch, sys.executable, "-c", program, str(node.machine.dri), gpu.card, str(link)]
+    )
+    seen = nodes_opened(calls(trace.read_text()), node.machine.dri)
+    assert [one.asked for one in seen] == [node.machine.dri / gpu.card, node.machine.dri / gpu.card, link]
