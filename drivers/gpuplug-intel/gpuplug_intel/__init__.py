@@ -1,0 +1,1 @@
+"""Intel GPUs for gpuplug: one driver module per kernel driver."""

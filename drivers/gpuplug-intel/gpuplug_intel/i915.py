@@ -1,0 +1,16 @@
+"""GPUs on the kernel driver ``i915``, as ``gpu.intel.com/i915``: the name that Intel's own plugin uses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuplug import hookimpl
+
+if TYPE_CHECKING:
+    from gpuplug import Gpu
+
+
+@hookimpl
+def gpuplug_resource_name(gpu: Gpu) -> str | None:
+    """Claim by kernel driver, on any bus: user space for i915 does not run on xe, nor the reverse."""
+    return "gpu.intel.com/i915" if gpu.kernel_driver == "i915" else None

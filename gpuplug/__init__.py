@@ -1,0 +1,23 @@
+"""gpuplug: GPUs as schedulable Kubernetes resources.
+
+This module is all that the author of a driver package imports, and nothing else.
+"""
+
+from gpuplug.errors import DriverError, GpuplugError
+from gpuplug.model import Device, DeviceId, DeviceSpec, DrmNode, Gpu, Mount, Verdict
+from gpuplug.plugins.hookspecs import hookimpl
+from gpuplug.settings import Settings
+
+__all__ = [
+    "Device",
+    "DeviceId",
+    "DeviceSpec",
+    "DriverError",
+    "DrmNode",
+    "GpuplugError",
+    "Gpu",
+    "Mount",
+    "Settings",
+    "Verdict",
+    "hookimpl",
+]
