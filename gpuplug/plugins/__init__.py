@@ -1,0 +1,1 @@
+"""Driver packages: the hooks that they implement, and how they are loaded."""

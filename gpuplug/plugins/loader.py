@@ -1,0 +1,203 @@
+"""Load driver packages from their entry points, each behind a typed façade of its own.
+
+Every Driver has a pluggy manager to itself: a hook is never called across drivers, and a
+module that cannot be imported, or that misspells a hook, is a named problem and nothing more.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import pluggy
+
+from gpuplug.errors import DriverError
+from gpuplug.model import HEALTHY, Device, DeviceSpec, Gpu, Mount, Verdict
+from gpuplug.plugins import hookspecs
+from gpuplug.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+T = TypeVar("T")
+
+_PERMISSIONS: Final = frozenset({"r", "w", "m", "rw", "rm", "wm", "rwm"})
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenDriver:
+    """An entry point that could not be loaded, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The outcome of loading: the Drivers that work, and those that do not."""
+
+    drivers: tuple[LoadedDriver, ...] = ()
+    broken: tuple[BrokenDriver, ...] = ()
+
+    @property
+    def sysfs_attributes(self) -> frozenset[str]:
+        """The sysfs attributes that any of the Drivers wants."""
+        return frozenset().union(*(driver.sysfs_attributes for driver in self.drivers))
+
+
+class LoadedDriver:
+    """A typed façade over one driver module: wrong answers and exceptions become ``DriverError``."""
+
+    __slots__ = ("_hooks", "distribution", "name", "sysfs_attributes")
+
+    def __init__(self, name: str, module: object, distribution: str = "") -> None:
+        """Register the module and ask it for its attributes.
+
+        :raises DriverError: if it misspells a hook, or has no hook at all, or answers wrongly.
+        """
+        manager = pluggy.PluginManager(hookspecs.PROJECT)
+        manager.add_hookspecs(hookspecs)
+        try:
+            manager.register(module, name=name)
+            manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            raise DriverError(f"driver {name}: {error}") from error
+        if not manager.get_hookcallers(module):
+            raise DriverError(f"driver {name}: {_called(module)} implements no gpuplug hook")
+        self.name: Final = name
+        self.distribution: Final = distribution
+        """``name version`` of the distribution that it came in; empty where it has none."""
+        self._hooks: Final = manager.hook
+        wanted = self._ask("gpuplug_sysfs_attributes", list)
+        self.sysfs_attributes: Final = frozenset(
+            _relative(name, path) for some in wanted for path in _each(name, some, str)
+        )
+
+    def resource_name(self, gpu: Gpu, settings: Settings) -> str | None:
+        """Ask whether the driver claims the GPU, and under which resource name."""
+        return self._ask("gpuplug_resource_name", str, gpu=gpu, settings=settings)
+
+    def device_specs(self, gpu: Gpu, settings: Settings) -> tuple[DeviceSpec, ...]:
+        """Ask for the nodes; without an answer every DRM node of the GPU, ``rw``."""
+        answer = self._ask("gpuplug_device_specs", Iterable, gpu=gpu, settings=settings)
+        if answer is None:
+            return tuple(DeviceSpec(node.path, node.host_path) for node in gpu.nodes)
+        specs = _each(self.name, answer, DeviceSpec)
+        for spec in specs:
+            if spec.permissions not in _PERMISSIONS:
+                raise DriverError(f"driver {self.name}: {spec.permissions!r} is not a set of r, w and m")
+        self._check_paths([(spec.container_path, spec.host_path) for spec in specs])
+        return specs
+
+    def mounts(self, gpu: Gpu, settings: Settings) -> tuple[Mount, ...]:
+        """Ask for mounts; without an answer none."""
+        answer = self._ask("gpuplug_mounts", Iterable, gpu=gpu, settings=settings)
+        mounts = () if answer is None else _each(self.name, answer, Mount)
+        self._check_paths([(mount.container_path, mount.host_path) for mount in mounts])
+        return mounts
+
+    def envs(self, devices: Sequence[Device], settings: Settings) -> Mapping[str, str]:
+        """Ask for environment variables; without an answer none."""
+        answer = self._ask("gpuplug_envs", Mapping, devices=tuple(devices), settings=settings)
+        if answer is None:
+            return {}
+        for key, value in answer.items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise DriverError(f"driver {self.name}: environment variable {key!r} is not text to text")
+        return dict(answer)
+
+    def health(self, gpu: Gpu, settings: Settings) -> Verdict:
+        """Ask for the health; without an answer healthy while no node is missing."""
+        answer = self._ask("gpuplug_health", Verdict, gpu=gpu, settings=settings)
+        if answer is not None:
+            return answer
+        if gpu.missing:
+            return Verdict(healthy=False, reason=f"/dev/dri lacks {', '.join(gpu.missing)}")
+        return HEALTHY
+
+    def _ask(self, hook: str, kind: type[T], **arguments: object) -> T | None:
+        try:
+            answer = getattr(self._hooks, hook)(**arguments)
+        except Exception as error:
+            raise DriverError(f"driver {self.name}: {hook} raised {_sentence(error)}") from error
+        if answer is None or (isinstance(answer, kind) and not (kind is Iterable and isinstance(answer, str))):
+            return answer
+        raise DriverError(f"driver {self.name}: {hook} returned {type(answer).__name__}, not {kind.__name__}")
+
+    def _check_paths(self, pairs: Sequence[tuple[object, object]]) -> None:
+        for pair in pairs:
+            for path in pair:
+                if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
+                    raise DriverError(f"driver {self.name}: {path!r} is not an absolute path")
+
+
+def load(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> Loaded:
+    """Load every Driver that is installed; one that fails costs only itself.
+
+    :param entry_points: instead of those of group ``gpuplug`` in the environment.
+    """
+    if entry_points is None:
+        entry_points = importlib.metadata.entry_points(group=hookspecs.PROJECT)
+    drivers: dict[str, LoadedDriver] = {}
+    broken: list[BrokenDriver] = []
+    for entry_point in sorted(entry_points, key=lambda e: (e.name, e.value)):
+        if entry_point.name in drivers:
+            broken.append(BrokenDriver(entry_point.name, f"{entry_point.value} uses a name that is taken"))
+            continue
+        try:
+            drivers[entry_point.name] = _load(entry_point.name, entry_point.load, _origin(entry_point))
+        except DriverError as error:
+            broken.append(BrokenDriver(entry_point.name, str(error)))
+    return Loaded(tuple(drivers.values()), tuple(broken))
+
+
+def from_modules(modules: Mapping[str, ModuleType | object]) -> Loaded:
+    """Load Drivers from modules that are at hand, by name: for tests and for the demo."""
+    return Loaded(tuple(_load(name, partial(_itself, module), "") for name, module in sorted(modules.items())))
+
+
+def _itself(module: object) -> object:
+    return module
+
+
+def _load(name: str, find: Callable[[], object], origin: str) -> LoadedDriver:
+    try:
+        module = find()
+    except (Exception, SystemExit) as error:  # a module may call exit() while it is imported
+        raise DriverError(f"driver {name} cannot be imported: {_sentence(error)}") from error
+    return LoadedDriver(name, module, origin)
+
+
+def _origin(entry_point: importlib.metadata.EntryPoint) -> str:
+    distribution = entry_point.dist
+    return f"{distribution.name} {distribution.version}" if distribution is not None else ""
+
+
+def _called(module: object) -> str:
+    return str(getattr(module, "__name__", type(module).__name__))
+
+
+def _sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _each(name: str, answer: Iterable[object], kind: type[T]) -> tuple[T, ...]:
+    try:
+        items = tuple(answer)
+    except Exception as error:
+        raise DriverError(f"driver {name}: an answer raised {_sentence(error)}") from error
+    for item in items:
+        if not isinstance(item, kind):
+            raise DriverError(f"driver {name}: {item!r} is not a {kind.__name__}")
+    return items  # type: ignore[return-value]  # each item was looked at
+
+
+def _relative(name: str, path: str) -> str:
+    if not path or path.startswith("/") or "\0" in path or ".." in path.split("/") or "**" in path:
+        raise DriverError(f"driver {name}: {path!r} is not a path or glob below the GPU's bus device")
+    return path

@@ -1,0 +1,148 @@
+"""What the operator chose: one frozen ``Settings``, made from options and the environment.
+
+Each option has one row in ``OPTIONS``; the command line, the environment variables,
+the help text and the checks all come from there. Only texts are looked at here:
+whether a folder exists is found out by the command that needs it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from gpuplug.errors import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MAX_GPUS: Final = 128
+"""GPUs on one node that a list must have room for: twice the 64 card numbers of older kernels."""
+
+MAX_SHARES: Final = 762
+"""The largest ``--shared-dev-num`` with which 128 GPUs stay under the 4 MiB of one gRPC message."""
+
+LOG_LEVELS: Final = ("trace", "debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("text", "json")
+
+_WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,30}", re.ASCII)
+_SECONDS: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+
+
+def _shares(text: str) -> int:
+    if not _WHOLE_NUMBER.fullmatch(text):
+        raise ValueError(f"is not a whole number from 1 to {MAX_SHARES}")
+    number = int(text)
+    if not 1 <= number <= MAX_SHARES:
+        raise ValueError(
+            f"is not from 1 to {MAX_SHARES}: the kubelet takes lists of up to 4 MiB, and {MAX_GPUS} GPUs must fit"
+        )
+    return number
+
+
+def _seconds(text: str) -> float:
+    if not _SECONDS.fullmatch(text) or not 1 <= (number := float(text)) <= 86_400:  # noqa: PLR2004 - a day
+        raise ValueError("is not a number of seconds from 1 to 86400")
+    return number
+
+
+def _absolute(text: str) -> str:
+    if not text.startswith("/") or "\0" in text:
+        raise ValueError("is not an absolute path")
+    return text.rstrip("/") or "/"
+
+
+def _prefix(text: str) -> str:
+    return "" if text in {"", "/"} else _absolute(text)
+
+
+def _choice(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError(f"is not one of {', '.join(choices)}")
+        return text.lower()
+
+    return parse
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one run, all valid."""
+
+    shared_dev_num: int = 1
+    """Devices that stand for one GPU; more than 1 lets containers share it."""
+    prefix: str = ""
+    """A folder that stands for ``/`` when /sys and /dev are read; empty for the machine itself."""
+    kubelet_dir: str = "/var/lib/kubelet/device-plugins"
+    """The folder with ``kubelet.sock``; the kubelet's own default, which ``--root-dir`` does not move."""
+    resync: float = 60.0
+    """Seconds between two looks at the machine when no event asks for one."""
+    log_level: str = "info"
+    log_format: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of the command line, and its environment variable."""
+
+    flag: str
+    metavar: str
+    parse: Callable[[str], Any]
+    help: str
+
+    @property
+    def field(self) -> str:
+        """The name of the field of ``Settings``."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that is read where the option is not given."""
+        return f"GPUPLUG_{self.field.upper()}"
+
+
+OPTIONS: Final = (
+    Option("--shared-dev-num", "N", _shares, "containers that may share one GPU (no isolation between them)"),
+    Option("--prefix", "DIR", _prefix, "read DIR/sys and DIR/dev instead of /sys and /dev"),
+    Option("--kubelet-dir", "DIR", _absolute, "the kubelet's device-plugins folder, with kubelet.sock"),
+    Option("--resync", "SECONDS", _seconds, "time between two looks that no event asked for"),
+    Option("--log-level", "LEVEL", _choice(*LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),
+    Option("--log-format", "FORMAT", _choice(*LOG_FORMATS), f"one of {', '.join(LOG_FORMATS)}"),
+)
+_DEFAULTS: Final[Mapping[str, Any]] = {field.name: field.default for field in fields(Settings)}
+
+
+def default(option: Option) -> object:
+    """Return what holds when neither the option nor its variable is given."""
+    return _DEFAULTS[option.field]
+
+
+def resolve(given: Mapping[str, str], environ: Mapping[str, str]) -> Settings:
+    """Make Settings of the options given (by field name) and the environment.
+
+    An option wins over its variable; an empty variable counts as not set.
+
+    :raises SettingError: naming the option or the variable, and the value.
+    """
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        if option.field in given:
+            source, text = option.flag, given[option.field]
+        elif environ.get(option.variable):
+            source, text = option.variable, environ[option.variable]
+        else:
+            continue
+        try:
+            values[option.field] = option.parse(text)
+        except ValueError as error:
+            raise SettingError(f"{source}: {text!r} {error}") from None
+    return Settings(**values)
+
+
+def origins(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Say where each field that the operator set comes from: the option's or the variable's name."""
+    return {
+        option.field: option.flag if option.field in given else option.variable
+        for option in OPTIONS
+        if option.field in given or environ.get(option.variable)
+    }
