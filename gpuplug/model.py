@@ -67,7 +67,7 @@ class Gpu:
     """PCI class code, 24 bit: ``0x030000`` is a VGA controller."""
     numa_node: int | None = None
     """NUMA node; ``None`` where the kernel says -1 or nothing."""
-    attributes: Mapping[str, str] = field(default=NO_ATTRIBUTES, hash=False)
+    attributes: Mapping[str, str] = field(default_factory=lambda: NO_ATTRIBUTES, hash=False)
     """The sysfs attributes that drivers asked for, by path relative to the bus device."""
 
 
@@ -88,7 +88,9 @@ class Snapshot:
     rejected: tuple[Rejected, ...] = ()
     """What could not be read as a GPU, by address."""
     fresh: frozenset[str] = frozenset()
-    """Addresses with a node younger than the settling time: look again soon."""
+    """Addresses with a node so young that others may follow."""
+    settled_in: float = 0.0
+    """Seconds until the last of the fresh ones counts as settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +174,33 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True)
+class Judgement:
+    """What was decided about one GPU: an Offer on a Resource, or the reason for none."""
+
+    gpu: Gpu
+    resource: ResourceName | None = None
+    offer: Offer | None = None
+    reason: str = ""
+    problems: tuple[str, ...] = ()
+    """Faults of Drivers that were met while it was decided."""
+
+
+@dataclass(frozen=True, slots=True)
 class Inventory:
     """All Resources of the node at one moment, and what was left out."""
 
     resources: Mapping[ResourceName, Resource] = field(default_factory=dict)
+    """Those that have a GPU, by name."""
     rejected: tuple[Rejected, ...] = ()
-    problems: tuple[str, ...] = ()
-    """Faults of drivers, one line each, that no single GPU can be blamed for."""
+    """Every GPU that is not advertised, by address."""
+    judgements: Mapping[str, Judgement] = field(default_factory=dict)
+    """What was decided about each GPU that could be read, by address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What one container is given (v1beta1 ``ContainerAllocateResponse``)."""
+
+    specs: tuple[DeviceSpec, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    envs: Mapping[str, str] = field(default_factory=dict)

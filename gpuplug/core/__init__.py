@@ -1,0 +1,1 @@
+"""Decisions, all pure: values in, values out, no effect anywhere."""

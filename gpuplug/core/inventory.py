@@ -1,0 +1,161 @@
+"""From what the kernel has to what the kubelet is told: ``Snapshot`` → ``Inventory`` → difference.
+
+Everything here is a pure function of its arguments. What a Driver decided about a GPU
+is kept as a ``Judgement`` and used again while the GPU stays the same, so that hooks are
+called once per GPU and change, and an idle look at 128 GPUs costs 128 comparisons.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Protocol
+
+from gpuplug.core.identity import id_problem, is_resource_name
+from gpuplug.core.sizes import LIST_LIMIT, offer_size
+from gpuplug.errors import DriverError
+from gpuplug.model import Inventory, Judgement, Offer, Rejected, Resource, ResourceName, Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpuplug.model import Device, DeviceSpec, Gpu, Mount, Verdict
+    from gpuplug.settings import Settings
+
+NO_RESOURCES: Final[Mapping[ResourceName, Resource]] = {}
+
+
+class Driver(Protocol):
+    """What the core needs of a loaded Driver; every method raises ``DriverError`` and nothing else."""
+
+    @property
+    def name(self) -> str:
+        """The entry-point name."""
+        ...
+
+    def resource_name(self, gpu: Gpu, settings: Settings) -> str | None: ...
+    def device_specs(self, gpu: Gpu, settings: Settings) -> tuple[DeviceSpec, ...]: ...
+    def mounts(self, gpu: Gpu, settings: Settings) -> tuple[Mount, ...]: ...
+    def envs(self, devices: Sequence[Device], settings: Settings) -> Mapping[str, str]: ...
+    def health(self, gpu: Gpu, settings: Settings) -> Verdict: ...
+
+
+def settled(snapshot: Snapshot, known: Inventory) -> Snapshot:
+    """Leave out the GPUs that appeared a moment ago and may not have all their nodes yet.
+
+    The kernel makes the render node first and the card node milliseconds later; a GPU is
+    published whole. One that is known already stays, whatever happens to its nodes.
+    """
+    early = {address for address in snapshot.fresh if address not in known.judgements}
+    if not early:
+        return snapshot
+    return replace(
+        snapshot,
+        gpus=tuple(gpu for gpu in snapshot.gpus if gpu.address not in early),
+        rejected=tuple(rejected for rejected in snapshot.rejected if rejected.address not in early),
+    )
+
+
+def build(snapshot: Snapshot, drivers: Sequence[Driver], settings: Settings, known: Inventory) -> Inventory:
+    """Decide what is advertised; ``known`` is the Inventory before, whose decisions are used again.
+
+    Drivers and settings must be those of ``known``.
+    """
+    judgements = {gpu.address: _again(gpu, known) or judge(gpu, drivers, settings) for gpu in snapshot.gpus}
+    offers: dict[ResourceName, list[Offer]] = {}
+    room: dict[ResourceName, int] = {}
+    rejected = list(snapshot.rejected)
+    for address, judgement in judgements.items():
+        if judgement.offer is None or judgement.resource is None:
+            rejected.append(Rejected(address, judgement.reason))
+            continue
+        left = room.get(judgement.resource, LIST_LIMIT) - _size(judgement.offer)
+        if left < 0:
+            rejected.append(Rejected(address, f"the list of {judgement.resource} would pass 4 MiB with it"))
+            continue
+        room[judgement.resource] = left
+        offers.setdefault(judgement.resource, []).append(judgement.offer)
+    return Inventory(
+        resources={name: Resource(name, tuple(offers[name])) for name in sorted(offers)},
+        rejected=tuple(sorted(rejected, key=lambda r: r.address)),
+        judgements=judgements,
+    )
+
+
+def _size(offer: Offer) -> int:
+    """Count an offer as if it were unhealthy, the longer word: health must not decide who fits."""
+    return offer_size(len(offer.gpu.address.encode()), offer.shares, numa_node=offer.gpu.numa_node)
+
+
+def _again(gpu: Gpu, known: Inventory) -> Judgement | None:
+    before = known.judgements.get(gpu.address)
+    return before if before is not None and before.gpu == gpu else None
+
+
+def judge(gpu: Gpu, drivers: Sequence[Driver], settings: Settings) -> Judgement:
+    """Ask the Drivers about one GPU: who claims it, and what a container gets.
+
+    A Driver that fails while it is asked for a claim is passed over; one that fails about a
+    GPU that it claimed loses it. Of two claims the first by Driver name wins.
+    """
+    claims: list[tuple[Driver, str]] = []
+    problems: list[str] = []
+    for driver in sorted(drivers, key=lambda d: d.name):
+        try:
+            name = driver.resource_name(gpu, settings)
+        except DriverError as error:
+            problems.append(str(error))
+            continue
+        if name is not None:
+            claims.append((driver, name))
+    if not claims:
+        who = f"kernel driver {gpu.kernel_driver}" if gpu.kernel_driver else "a device without a kernel driver"
+        reason = "; ".join([*problems, f"no driver package claims {who}"])
+        return Judgement(gpu, reason=reason, problems=tuple(problems))
+    winner, name = claims[0]
+    problems += [
+        f"drivers {winner.name} and {other.name} both claim {gpu.address}: {winner.name} has it"
+        for other, _ in claims[1:]
+    ]
+    return _offer(gpu, winner, name, settings, problems)
+
+
+def _offer(gpu: Gpu, driver: Driver, name: str, settings: Settings, problems: list[str]) -> Judgement:
+    shares = settings.shared_dev_num
+    try:
+        specs = driver.device_specs(gpu, settings)
+        offer = Offer(
+            gpu, driver.name, shares, specs, driver.mounts(gpu, settings), driver.health(gpu, settings)
+        )
+    except DriverError as error:
+        return Judgement(gpu, reason=str(error), problems=(*problems, str(error)))
+    reason = None
+    if not is_resource_name(name):
+        reason = f"driver {driver.name}: {name!r} is not a resource name (domain/name)"
+    elif not specs:
+        reason = f"driver {driver.name} gives it no device node"
+    reason = reason or id_problem(gpu.address, shares)
+    if reason is not None:
+        return Judgement(gpu, reason=reason, problems=tuple(problems))
+    return Judgement(gpu, ResourceName(name), offer, problems=tuple(problems))
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryDiff:
+    """What became different between two Inventories."""
+
+    added: tuple[Resource, ...] = ()
+    changed: tuple[Resource, ...] = ()
+    gone: tuple[ResourceName, ...] = field(default=())
+
+
+def diff(old: Inventory, new: Inventory) -> InventoryDiff:
+    """Tell which Resources are new, different, or without any GPU now."""
+    return InventoryDiff(
+        added=tuple(resource for name, resource in new.resources.items() if name not in old.resources),
+        changed=tuple(
+            resource
+            for name, resource in new.resources.items()
+            if name in old.resources and old.resources[name] != resource
+        ),
+        gone=tuple(name for name in old.resources if name not in new.resources),
+    )
