@@ -1,0 +1,1 @@
+"""The only readers of the machine: sysfs, devfs and the folder of the kubelet."""
