@@ -1,1 +1,1 @@
-"""The only speakers of gRPC: everything between gpuplug and the kubelet."""
+"""The only speakers of gRPC: registration, and the service that the kubelet calls back."""

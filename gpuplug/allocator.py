@@ -1,0 +1,70 @@
+"""Answer an Allocate from the machine as it is now, not as it was at the last list."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+
+from gpuplug.core.allocation import answer, default_envs, resolve
+from gpuplug.errors import DriverError, UnavailableDeviceError
+from gpuplug.host.sysfs import Roots, look
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuplug.core.inventory import Driver
+    from gpuplug.model import Allocation, Device, Gpu, Offer, Resource
+    from gpuplug.settings import Settings
+
+
+class FreshAllocator:
+    """Look every asked GPU up again, so that a node that is gone or renumbered is never handed out."""
+
+    def __init__(self, roots: Roots, drivers: Sequence[Driver], settings: Settings) -> None:
+        self._roots = roots
+        self._drivers = {driver.name: driver for driver in drivers}
+        self._settings = settings
+
+    async def __call__(self, resource: Resource, ids: Sequence[str]) -> Allocation:
+        """Say what a container with these Devices gets.
+
+        :raises UnknownDeviceError: for an id that the Resource does not have.
+        :raises UnavailableDeviceError: for a Device that is unhealthy or whose GPU is gone.
+        """
+        found = resolve(resource, ids)
+        offers = {offer.gpu.address: offer for _, offer in found}
+        seen = await anyio.to_thread.run_sync(self._look, [offer.gpu for offer in offers.values()])
+        now = {offer.gpu.address: self._renewed(offer, gpu) for offer, gpu in zip(offers.values(), seen, strict=True)}
+        devices = [replace(device, gpu=now[device.gpu.address].gpu) for device, _ in found]
+        return answer(tuple(now.values()), self._envs(devices, tuple(now.values())))
+
+    def _look(self, gpus: Sequence[Gpu]) -> list[Gpu | None]:
+        return [look(self._roots, gpu) for gpu in gpus]
+
+    def _renewed(self, offer: Offer, gpu: Gpu | None) -> Offer:
+        """Decide again, if the GPU is not as it was; mostly it is, and no hook is called."""
+        if gpu is None:
+            raise UnavailableDeviceError(f"device {offer.gpu.address}: the GPU is gone")
+        if gpu == offer.gpu:
+            return offer
+        driver = self._drivers[offer.driver]
+        try:
+            verdict = driver.health(gpu, self._settings)
+            specs = driver.device_specs(gpu, self._settings)
+        except DriverError as error:
+            raise UnavailableDeviceError(f"device {gpu.address}: {error}") from error
+        if not verdict.healthy:
+            raise UnavailableDeviceError(f"device {gpu.address} is unhealthy: {verdict.reason}")
+        return replace(offer, gpu=gpu, specs=specs, verdict=verdict)
+
+    def _envs(self, devices: Sequence[Device], offers: Sequence[Offer]) -> dict[str, str]:
+        envs = default_envs(offers)
+        for name in dict.fromkeys(offer.driver for offer in offers):
+            own = {offer.gpu.address for offer in offers if offer.driver == name}
+            try:
+                envs |= self._drivers[name].envs([d for d in devices if d.gpu.address in own], self._settings)
+            except DriverError as error:
+                raise UnavailableDeviceError(str(error)) from error
+        return envs

@@ -1,0 +1,220 @@
+"""One Resource, served and kept registered for as long as the process lives.
+
+An Endpoint goes through *sessions*: serve on a fresh socket, register, follow the stream.
+A session ends when the stream ends, when our socket is gone, or when ``kubelet.sock`` is
+another one than the one registered to; the server is closed, and a new session begins.
+Never are two sessions open at once: when an old stream ends, kubelets disconnect whatever
+client bears the resource's name by then.
+
+What is looked at is always the state of the files and of the stream. A tick says "look
+again" and nothing more, so a lost or doubled one does no harm.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.to_thread
+from loguru import logger
+
+from gpuplug.core.backoff import FLOOR, Backoff
+from gpuplug.core.identity import socket_name, socket_room
+from gpuplug.errors import RegistrationError
+from gpuplug.host.sockets import SocketId, identify
+from gpuplug.kubelet.listener import Listener
+from gpuplug.kubelet.registration import KUBELET_SOCKET, register, unreachable
+from gpuplug.kubelet.service import Allocator, Service, Streams
+from gpuplug.latest import Latest
+from gpuplug.model import Resource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anyio.abc import TaskGroup
+
+    from gpuplug.core.inventory import InventoryDiff
+    from gpuplug.model import ResourceName
+
+STREAM_DEADLINE: Final = 10.0
+"""Seconds from the kubelet's answer to its ListAndWatch call."""
+STEADY: Final = 5.0
+"""Seconds of streaming after which the next failure counts as the first one."""
+
+
+class Phase(Enum):
+    """Where an Endpoint stands with the kubelet."""
+
+    WAITING = "waiting for the kubelet"
+    STREAMING = "registered and streaming"
+    LOST = "not registered"
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointState:
+    """The phase, and why, in words."""
+
+    phase: Phase
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletDirectory:
+    """The folder with ``kubelet.sock``, and the wake-ups that say that it may have changed."""
+
+    path: str
+    process: str
+    """Random text that keeps our socket names apart from those of every other process."""
+    ticks: Latest[None]
+
+    @property
+    def kubelet_socket(self) -> str:
+        """The path of ``kubelet.sock``."""
+        return f"{self.path}/{KUBELET_SOCKET}"
+
+    async def kubelet(self) -> SocketId | None:
+        """Identify the present ``kubelet.sock``."""
+        return await anyio.to_thread.run_sync(identify, self.kubelet_socket)
+
+
+class Endpoint:
+    """Serve one Resource; ``run`` it in a task group."""
+
+    def __init__(self, resource: Resource, directory: KubeletDirectory, allocate: Allocator) -> None:
+        self.resource: Final = Latest(resource)
+        self.state: Final = Latest(EndpointState(Phase.WAITING))
+        self._directory = directory
+        self._allocate = allocate
+        self._generation = 0
+
+    async def run(self) -> None:
+        """Hold the registration until cancelled; nothing that the kubelet does ends this."""
+        backoff = Backoff()
+        used: SocketId | None = None
+        while True:
+            version = self._directory.ticks.version
+            kubelet = await self._wait_for_kubelet()
+            if kubelet != used:
+                backoff, used = Backoff(), kubelet
+            began = time.monotonic()
+            reason = await self._session(kubelet)
+            streamed = self.state.value.phase is Phase.STREAMING
+            if streamed and time.monotonic() - began >= STEADY:
+                backoff = Backoff()
+            self._become(Phase.LOST, reason)
+            await self._pause(used, version, backoff.delay(random.random()))  # noqa: S311 - jitter
+            backoff = backoff.failed()
+
+    async def _wait_for_kubelet(self) -> SocketId:
+        while True:
+            version = self._directory.ticks.version
+            kubelet = await self._directory.kubelet()
+            if kubelet is not None:
+                return kubelet
+            self._become(Phase.WAITING, f"{self._directory.kubelet_socket} is not there")
+            await self._directory.ticks.newer(version)
+
+    async def _session(self, kubelet: SocketId) -> str:
+        """Serve, register and follow the stream; return why that came to an end."""
+        self._generation += 1
+        service = Service(self.resource, self._allocate)
+        name = socket_name(
+            self.resource.value.name, self._directory.process, self._generation, socket_room(self._directory.path)
+        )
+        ended: list[str] = []
+        try:
+            async with Listener(f"{self._directory.path}/{name}", [service]) as listener:
+                async with anyio.create_task_group() as tasks:
+
+                    def end(reason: str) -> None:
+                        ended.append(reason)
+                        tasks.cancel_scope.cancel()
+
+                    tasks.start_soon(self._watch_files, listener, kubelet, end)
+                    tasks.start_soon(self._hold_registration, name, service, end)
+        except OSError as error:
+            return f"cannot serve in {self._directory.path}: {unreachable(error)}"
+        return ended[0]
+
+    async def _hold_registration(self, name: str, service: Service, end: Callable[[str], None]) -> None:
+        """Register, and see the stream begin and end."""
+        try:
+            await register(self._directory.kubelet_socket, name, self.resource.value.name)
+        except RegistrationError as error:
+            if not service.streams.value.open:  # a stream is a success, whatever the answer was
+                return end(str(error))
+        with anyio.move_on_after(STREAM_DEADLINE):
+            await _until(service.streams, lambda streams: streams.opened > 0)
+        if not service.streams.value.opened:
+            return end(f"the kubelet answered and opened no stream within {STREAM_DEADLINE:.0f} s")
+        self._become(Phase.STREAMING)
+        await _until(service.streams, lambda streams: streams.open == 0)
+        return end("the kubelet's stream ended")
+
+    async def _watch_files(self, listener: Listener, kubelet: SocketId, end: Callable[[str], None]) -> None:
+        """See whether the files are still those of this session, at every tick and once at first."""
+        while True:
+            version = self._directory.ticks.version
+            now = await self._directory.kubelet()
+            if now not in {None, kubelet}:  # none: the stream will tell when the kubelet is gone
+                return end(f"{KUBELET_SOCKET} is a new one")
+            if not await listener.is_there():
+                return end(f"our socket {listener.path} was removed")
+            await self._directory.ticks.newer(version)
+
+    async def _pause(self, kubelet: SocketId | None, version: int, delay: float) -> None:
+        """Wait, but not longer than it takes until there is another kubelet."""
+        await anyio.sleep(FLOOR)
+        with anyio.move_on_after(delay - FLOOR):
+            while await self._directory.kubelet() == kubelet:
+                version, _ = await self._directory.ticks.newer(version)
+
+    def _become(self, phase: Phase, reason: str = "") -> None:
+        """Change state, and say so once per change; a repeated failure is no change."""
+        before, state = self.state.value, EndpointState(phase, reason)
+        if state == before:
+            return
+        self.state.set(state)
+        name = self.resource.value.name
+        if phase is Phase.STREAMING:
+            logger.info("{}: registered and streaming, {} devices", name, len(self.resource.value))
+        elif reason:
+            logger.warning("{}: {}: {}", name, phase.value, reason)
+
+
+async def _until(latest: Latest[Streams], done: Callable[[Streams], bool]) -> None:
+    version = -1
+    while True:
+        version, value = await latest.newer(version)
+        if done(value):
+            return
+
+
+class Endpoints:
+    """The Endpoints of the node; one that was started stays, with an empty list if need be."""
+
+    def __init__(self, tasks: TaskGroup, directory: KubeletDirectory, allocate: Allocator) -> None:
+        self._tasks = tasks
+        self._directory = directory
+        self._allocate = allocate
+        self._endpoints: dict[ResourceName, Endpoint] = {}
+
+    def apply(self, diff: InventoryDiff) -> None:
+        """Publish what is new or different; what is gone gets an empty list."""
+        for resource in (*diff.added, *diff.changed, *(Resource(name) for name in diff.gone)):
+            endpoint = self._endpoints.get(resource.name)
+            if endpoint is None:
+                endpoint = Endpoint(resource, self._directory, self._allocate)
+                self._endpoints[resource.name] = endpoint
+                self._tasks.start_soon(endpoint.run, name=f"endpoint {resource.name}")
+            else:
+                endpoint.resource.set(resource)
+
+    @property
+    def states(self) -> dict[ResourceName, EndpointState]:
+        """The state of each Endpoint at this moment."""
+        return {name: endpoint.state.value for name, endpoint in self._endpoints.items()}

@@ -1,0 +1,166 @@
+"""The DevicePlugin service of one Resource: what the kubelet calls on our socket.
+
+No call keeps anything for the next one, and all of them read the same ``Latest``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import grpclib.const
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from gpuplug.core.allocation import preferred
+from gpuplug.errors import AllocationError, UnknownDeviceError
+from gpuplug.kubelet.registration import OPTIONS
+from gpuplug.kubelet.v1beta1 import (
+    AllocateRequest,
+    AllocateResponse,
+    ContainerAllocateResponse,
+    ContainerPreferredAllocationResponse,
+    DevicePluginBase,
+    DevicePluginOptions,
+    DeviceSpec,
+    Empty,
+    ListAndWatchResponse,
+    Mount,
+    PreferredAllocationRequest,
+    PreferredAllocationResponse,
+    PreStartContainerRequest,
+    PreStartContainerResponse,
+)
+from gpuplug.kubelet.wire import encode_list
+from gpuplug.latest import Latest
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from grpclib.server import Stream
+
+    from gpuplug.model import Allocation, Resource
+
+LIST_AND_WATCH: Final = "/v1beta1.DevicePlugin/ListAndWatch"
+
+
+class Allocator(Protocol):
+    """Whoever finds out what a container gets for the Devices that it was given."""
+
+    async def __call__(self, resource: Resource, ids: Sequence[str]) -> Allocation:
+        """Answer for one container.
+
+        :raises AllocationError: if one of the Devices is unknown or cannot be used.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The ListAndWatch streams of one Service."""
+
+    opened: int = 0
+    """How many there have been."""
+    open: int = 0
+    """How many there are."""
+
+
+class Service(DevicePluginBase):
+    """Serve one Resource; one Service belongs to one Listener."""
+
+    def __init__(self, resource: Latest[Resource], allocate: Allocator) -> None:
+        self._resource = resource
+        self._allocate = allocate
+        self.streams: Final = Latest(Streams())
+
+    def __mapping__(self) -> dict[str, grpclib.const.Handler]:
+        """Wrap the generated handlers, and take ListAndWatch from here.
+
+        The generated one iterates over an async generator; a call that is cancelled while it
+        sends would leave that generator, and our count of streams, to the garbage collector.
+        """
+        mapping = super().__mapping__()
+        mapping[LIST_AND_WATCH] = grpclib.const.Handler(
+            self._list_and_watch, grpclib.const.Cardinality.UNARY_STREAM, Empty, ListAndWatchResponse
+        )
+        return {path: handler._replace(func=_with_status(handler.func)) for path, handler in mapping.items()}
+
+    async def _list_and_watch(self, stream: Stream[Empty, Any]) -> None:
+        """Send the whole list at once, and again whenever it is another."""
+        await stream.recv_message()
+        self._count(opened=1, open_=1)
+        try:
+            version = -1
+            while True:
+                version, resource = await self._resource.newer(version)
+                await stream.send_message(encode_list(resource))
+        finally:
+            self._count(opened=0, open_=-1)
+
+    def _count(self, opened: int, open_: int) -> None:
+        now = self.streams.value
+        self.streams.set(Streams(now.opened + opened, now.open + open_))
+
+    async def get_device_plugin_options(self, message: Empty) -> DevicePluginOptions:
+        """Say the same as the registration did."""
+        del message
+        return OPTIONS
+
+    async def get_preferred_allocation(
+        self, message: PreferredAllocationRequest
+    ) -> PreferredAllocationResponse:
+        """Advise, from memory alone: the admission of a pod waits for this."""
+        resource = self._resource.value
+        return PreferredAllocationResponse(
+            container_responses=[
+                ContainerPreferredAllocationResponse(
+                    device_ids=list(
+                        preferred(resource, c.available_device_ids, c.must_include_device_ids, c.allocation_size)
+                    )
+                )
+                for c in message.container_requests
+            ]
+        )
+
+    async def allocate(self, message: AllocateRequest) -> AllocateResponse:
+        """Answer for each container; one that cannot be answered fails the whole call."""
+        resource = self._resource.value
+        return AllocateResponse(
+            container_responses=[
+                _container(await self._allocate(resource, container.devices_ids))
+                for container in message.container_requests
+            ]
+        )
+
+    async def pre_start_container(self, message: PreStartContainerRequest) -> PreStartContainerResponse:
+        """Do nothing: our options do not ask for this call."""
+        del message
+        return PreStartContainerResponse()
+
+
+def _container(given: Allocation) -> ContainerAllocateResponse:
+    return ContainerAllocateResponse(
+        envs=dict(given.envs),
+        mounts=[
+            Mount(container_path=m.container_path, host_path=m.host_path, read_only=m.read_only)
+            for m in given.mounts
+        ],
+        devices=[
+            DeviceSpec(container_path=s.container_path, host_path=s.host_path, permissions=s.permissions)
+            for s in given.specs
+        ],
+    )
+
+
+def _with_status(call: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+    """Turn our expected errors into the gRPC status whose text the kubelet shows on the pod."""
+
+    async def guarded(stream: Any) -> None:  # noqa: ANN401 - grpclib's own signature
+        try:
+            await call(stream)
+        except UnknownDeviceError as error:
+            raise GRPCError(Status.NOT_FOUND, str(error)) from error
+        except AllocationError as error:
+            raise GRPCError(Status.FAILED_PRECONDITION, str(error)) from error
+
+    return guarded
