@@ -1,0 +1,104 @@
+"""The story: what ``gpuplug serve`` does, from the machine to the kubelet.
+
+::
+
+    /sys/class/drm + /dev/dri ── scan ──► Snapshot        (in a worker thread, read only)
+    Snapshot ── settled, build ─────────► Inventory       (pure)
+    old, new Inventory ── diff ─────────► InventoryDiff   (pure)
+    InventoryDiff ── Endpoints.apply ───► one Endpoint per Resource, each with its Latest list
+
+A tick means "look again", and comes from inotify (/dev/dri, the kubelet's folder) or from
+the slow resync. Everything runs in one task group: what fails there ends the process, and
+what can be expected to fail is handled where it happens and tried again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+from loguru import logger
+
+from gpuplug.allocator import FreshAllocator
+from gpuplug.core.identity import SOCKET_PREFIX
+from gpuplug.core.inventory import build, diff, settled
+from gpuplug.host.sockets import remove_abandoned
+from gpuplug.host.sysfs import Roots, scan
+from gpuplug.host.watch import Place, watch
+from gpuplug.kubelet.endpoint import Endpoints, KubeletDirectory
+from gpuplug.latest import Latest
+from gpuplug.model import Inventory
+from gpuplug.observe.changes import changes
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
+    from gpuplug.plugins.loader import Loaded
+    from gpuplug.settings import Settings
+
+
+async def serve(
+    settings: Settings,
+    loaded: Loaded,
+    *,
+    task_status: TaskStatus[Endpoints] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve every GPU of the machine until cancelled; leave no socket behind.
+
+    :param task_status: told the Endpoints once everything is set up.
+    """
+    for broken in loaded.broken:
+        logger.warning("driver {} is not used: {}", broken.name, broken.reason)
+    roots = Roots(settings.prefix)
+    machine_ticks: Latest[None] = Latest(None)
+    kubelet = KubeletDirectory(settings.kubelet_dir, secrets.token_hex(3), Latest(None))
+    await _clean_up(settings.kubelet_dir)
+    async with anyio.create_task_group() as tasks:
+        endpoints = Endpoints(tasks, kubelet, FreshAllocator(roots, loaded.drivers, settings))
+        ticks = {Place(roots.dri): machine_ticks, Place(settings.kubelet_dir): kubelet.ticks}
+        tasks.start_soon(watch, tuple(ticks), partial(_tick, ticks), name="watch")
+        tasks.start_soon(_resync, settings.resync, partial(_tick, ticks, frozenset(ticks)), name="resync")
+        task_status.started(endpoints)
+        await _follow_machine(settings, loaded, roots, machine_ticks, endpoints)
+
+
+async def _follow_machine(
+    settings: Settings, loaded: Loaded, roots: Roots, ticks: Latest[None], endpoints: Endpoints
+) -> None:
+    """Look, decide and publish, at every tick."""
+    look = partial(scan, roots, loaded.sysfs_attributes)
+    inventory: Inventory | None = None
+    while True:
+        version = ticks.version
+        snapshot = await anyio.to_thread.run_sync(look)
+        known = inventory or Inventory()
+        latest = build(settled(snapshot, known), loaded.drivers, settings, known)
+        for line in changes(inventory, latest):
+            logger.log(line.level, "{}", line.text)
+        endpoints.apply(diff(known, latest))
+        inventory = latest
+        # A GPU that appeared a moment ago is looked at again when it is old enough.
+        with anyio.move_on_after(snapshot.settled_in or None):
+            await ticks.newer(version)
+
+
+def _tick(ticks: dict[Place, Latest[None]], touched: frozenset[Place]) -> None:
+    for place in touched:
+        ticks[place].set(None)
+
+
+async def _resync(seconds: float, tick: partial[None]) -> None:
+    """Look again now and then, whatever the events say."""
+    while True:
+        await anyio.sleep(seconds)
+        tick()
+
+
+async def _clean_up(directory: str) -> None:
+    """Remove the sockets of a process like this one that was killed."""
+    removed = await anyio.to_thread.run_sync(remove_abandoned, directory, SOCKET_PREFIX)
+    if removed:
+        logger.info("removed {} abandoned sockets: {}", len(removed), ", ".join(removed))

@@ -1,0 +1,95 @@
+"""Arguments and environment → ``Settings`` → a command; and what it all exits with.
+
+Exit codes: 0 done, 1 failed, 2 a bad option or variable (one line on standard error).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import os
+import sys
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from gpuplug.errors import SettingError
+from gpuplug.settings import OPTIONS, default
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+COMMANDS: Final = {
+    "serve": "serve the node's GPUs to the kubelet (the command of the DaemonSet)",
+    "demo": "show it all on a made-up machine: no root, no GPU, no cluster",
+}
+"""Each command is the module of that name in ``gpuplug.commands``."""
+
+_FLAGS: Final = frozenset(option.flag for option in OPTIONS)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingError(message)
+
+
+def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    environ = os.environ if environ is None else environ
+    words = _normal(sys.argv[1:] if arguments is None else arguments)
+    try:
+        options, unknown = _parser().parse_known_args(words)
+        if unknown:
+            raise SettingError(f"unknown option or argument: {unknown[0]}")
+        command = importlib.import_module(f"gpuplug.commands.{options.command}")
+        given = {name: value for name, value in vars(options).items() if name != "command"}
+        return int(command.run(given, environ))
+    except SettingError as error:
+        print(f"gpuplug: {error}", file=sys.stderr)  # noqa: T201 - no log is set up yet
+        return 2
+
+
+def _normal(arguments: Sequence[str]) -> list[str]:
+    """Take the arguments of Intel's plugin as they are: one dash, and no command.
+
+    Go's flags may bear one dash or two, so existing manifests say ``-shared-dev-num=10``.
+    """
+    words = []
+    for word in arguments:
+        flag = "-" + word.partition("=")[0]
+        words.append("-" + word if flag in _FLAGS else word)
+    if words and words[0].startswith("-") and words[0] not in {"-h", "--help", "--version"}:
+        words.insert(0, "serve")
+    return words
+
+
+def _parser() -> _Parser:
+    version = importlib.metadata.version("gpuplug")
+    parser = _Parser(
+        prog="gpuplug",
+        allow_abbrev=False,
+        description="Every GPU that the Linux kernel has bound, as a schedulable Kubernetes resource.",
+    )
+    parser.add_argument("--version", action="version", version=f"gpuplug {version}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text.capitalize() + ".", allow_abbrev=False)
+        _ADD_OPTIONS[name](command)
+    return parser
+
+
+def _add_serve_options(parser: argparse.ArgumentParser) -> None:
+    for option in OPTIONS:
+        shown = default(option)
+        text = f"{option.help} (default: {'none' if shown == '' else shown}; {option.variable})"
+        parser.add_argument(
+            option.flag, metavar=option.metavar, default=argparse.SUPPRESS, help=text.replace("%", "%%")
+        )
+
+
+def _add_demo_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--keep", action="store_true", help="stay until interrupted, and log what happens")
+
+
+_ADD_OPTIONS: Final = {"serve": _add_serve_options, "demo": _add_demo_options}

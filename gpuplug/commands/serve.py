@@ -1,0 +1,79 @@
+"""``gpuplug serve``: what the DaemonSet runs on every node."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from gpuplug import app, log
+from gpuplug.core.identity import socket_name, socket_room
+from gpuplug.errors import SettingError
+from gpuplug.plugins import loader
+from gpuplug.settings import Settings, origins, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HIGHEST_GENERATION: Final = 10**6 - 1
+
+
+def run(given: Mapping[str, str], environ: Mapping[str, str]) -> int:
+    """Check the settings, then serve until SIGTERM or SIGINT; return 0.
+
+    :raises SettingError: for an option, variable or folder that cannot be used.
+    """
+    settings = resolve(given, environ)
+    check_folders(settings, origins(given, environ))
+    log.set_up(settings.log_level, settings.log_format)
+    anyio.run(_until_told_to_stop, settings)
+    return 0
+
+
+def check_folders(settings: Settings, chosen: Mapping[str, str]) -> None:
+    """See that the folders can be used, before anything is served.
+
+    The kubelet's own folder may come later than we do, so its absence is no error; a
+    folder that the operator named must be there.
+
+    :param chosen: for each field that was set, the option or variable that set it.
+    :raises SettingError: naming the option or variable, and the folder.
+    """
+    prefix = chosen.get("prefix", "--prefix")
+    if settings.prefix:
+        _check_folder(prefix, settings.prefix)
+    kubelet_dir = chosen.get("kubelet_dir", "--kubelet-dir")
+    if "kubelet_dir" in chosen or Path(settings.kubelet_dir).exists():
+        _check_folder(kubelet_dir, settings.kubelet_dir)
+    try:
+        socket_name("", "000000", _HIGHEST_GENERATION, socket_room(settings.kubelet_dir))
+    except ValueError:
+        raise SettingError(
+            f"{kubelet_dir}: {settings.kubelet_dir!r} is too long: the path of a unix socket has 107 bytes at most"
+        ) from None
+
+
+def _check_folder(option: str, path: str) -> None:
+    folder = Path(path)
+    try:
+        if not folder.exists():
+            raise SettingError(f"{option}: {path!r} is not there")
+        if not folder.is_dir():
+            raise SettingError(f"{option}: {path!r} is not a folder")
+    except OSError as error:
+        raise SettingError(f"{option}: {path!r} cannot be used: {error.strerror}") from error
+
+
+async def _until_told_to_stop(settings: Settings) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(app.serve, settings, loader.load())
+            async for _ in signals:
+                break
+            tasks.cancel_scope.cancel()
+            # Whoever asks a second time does not want to wait for an orderly end.
+            signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+            signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))

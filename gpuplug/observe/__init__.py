@@ -1,0 +1,1 @@
+"""What is true now, and why, in words; every view of it comes from here."""

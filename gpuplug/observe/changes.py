@@ -1,0 +1,68 @@
+"""What changed between two Inventories, one sentence per GPU: the lines of the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from gpuplug.model import Gpu, Inventory, Offer, Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One sentence for the log."""
+
+    level: Literal["INFO", "WARNING"]
+    text: str
+
+
+def changes(old: Inventory | None, new: Inventory) -> tuple[Line, ...]:
+    """Say what is new, different and gone; ``old`` is ``None`` at the start.
+
+    A state that stays the same is not mentioned, however often it is looked at.
+    """
+    before, after = _sayings(old), _sayings(new)
+    lines = [line for address, line in after.items() if before.get(address) != line]
+    lines += [Line("INFO", f"{address}: gone") for address in before if address not in after]
+    known = _problems(old)
+    lines += [Line("WARNING", problem) for problem in _problems(new) if problem not in known]
+    if not after and (old is None or before):
+        lines.append(Line("INFO", "no GPU: /sys/class/drm has no card and no render node; watching for one"))
+    return tuple(lines)
+
+
+def _sayings(inventory: Inventory | None) -> dict[str, Line]:
+    """What there is to say about each address."""
+    if inventory is None:
+        return {}
+    lines = {
+        rejected.address: Line("WARNING", f"{rejected.address}: not advertised: {rejected.reason}")
+        for rejected in inventory.rejected
+    }
+    for resource in inventory.resources.values():
+        for offer in resource.offers:
+            lines[offer.gpu.address] = _offered(resource, offer)
+    return lines
+
+
+def _offered(resource: Resource, offer: Offer) -> Line:
+    shares = f", {offer.shares} shares" if offer.shares > 1 else ""
+    text = f"{describe(offer.gpu)}: advertised as {resource.name}{shares}"
+    if offer.verdict.healthy:
+        return Line("INFO", text)
+    return Line("WARNING", f"{text}, unhealthy: {offer.verdict.reason}")
+
+
+def describe(gpu: Gpu) -> str:
+    """Name a GPU for a person: address, kernel driver, ids and nodes."""
+    driver = gpu.kernel_driver or "no kernel driver"
+    ids = "" if gpu.vendor is None or gpu.device is None else f" {gpu.vendor:04x}:{gpu.device:04x}"
+    nodes = ", ".join(node.name for node in gpu.nodes)
+    return f"{gpu.address} ({driver}{ids}; {nodes})"
+
+
+def _problems(inventory: Inventory | None) -> tuple[str, ...]:
+    if inventory is None:
+        return ()
+    return tuple(dict.fromkeys(p for j in inventory.judgements.values() for p in j.problems))
