@@ -44,6 +44,11 @@ async def register(kubelet_socket: str, endpoint: str, resource_name: str) -> No
         raise RegistrationError(f"{kubelet_socket}: {unreachable(error)}") from error
     except (StreamTerminatedError, ProtocolError, WireError) as error:
         raise RegistrationError(f"the kubelet ended the call: {error}") from error
+    except AttributeError as error:
+        # grpclib forgets the transport of a connection that was closed as soon as it was made.
+        if error.name != "_transport":
+            raise
+        raise RegistrationError("the kubelet ended the connection at once") from error
     finally:
         channel.close()
 
