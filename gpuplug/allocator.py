@@ -36,9 +36,10 @@ class FreshAllocator:
         found = resolve(resource, ids)
         offers = {offer.gpu.address: offer for _, offer in found}
         seen = await anyio.to_thread.run_sync(self._look, [offer.gpu for offer in offers.values()])
-        now = {offer.gpu.address: self._renewed(offer, gpu) for offer, gpu in zip(offers.values(), seen, strict=True)}
-        devices = [replace(device, gpu=now[device.gpu.address].gpu) for device, _ in found]
-        return answer(tuple(now.values()), self._envs(devices, tuple(now.values())))
+        renewed = [self._renewed(offer, gpu) for offer, gpu in zip(offers.values(), seen, strict=True)]
+        gpus = {offer.gpu.address: offer.gpu for offer in renewed}
+        devices = [replace(device, gpu=gpus[device.gpu.address]) for device, _ in found]
+        return answer(renewed, self._envs(devices, renewed))
 
     def _look(self, gpus: Sequence[Gpu]) -> list[Gpu | None]:
         return [look(self._roots, gpu) for gpu in gpus]

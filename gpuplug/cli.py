@@ -10,7 +10,7 @@ import importlib
 import importlib.metadata
 import os
 import sys
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from gpuplug.errors import SettingError
 from gpuplug.settings import OPTIONS, default
@@ -39,15 +39,19 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | No
     environ = os.environ if environ is None else environ
     words = _normal(sys.argv[1:] if arguments is None else arguments)
     try:
-        options, unknown = _parser().parse_known_args(words)
-        if unknown:
-            raise SettingError(f"unknown option or argument: {unknown[0]}")
-        command = importlib.import_module(f"gpuplug.commands.{options.command}")
-        given = {name: value for name, value in vars(options).items() if name != "command"}
-        return int(command.run(given, environ))
+        options = _parse(words)
+        command = importlib.import_module(f"gpuplug.commands.{options.pop('command')}")
+        return int(command.run(options, environ))
     except SettingError as error:
         print(f"gpuplug: {error}", file=sys.stderr)  # noqa: T201 - no log is set up yet
         return 2
+
+
+def _parse(words: Sequence[str]) -> dict[str, Any]:
+    options, unknown = _parser().parse_known_args(words)
+    if unknown:
+        raise SettingError(f"unknown option or argument: {unknown[0]}")
+    return vars(options)
 
 
 def _normal(arguments: Sequence[str]) -> list[str]:
@@ -74,7 +78,9 @@ def _parser() -> _Parser:
     parser.add_argument("--version", action="version", version=f"gpuplug {version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text.capitalize() + ".", allow_abbrev=False)
+        command = commands.add_parser(
+            name, help=text, description=f"{text.capitalize()}.", allow_abbrev=False
+        )
         _ADD_OPTIONS[name](command)
     return parser
 

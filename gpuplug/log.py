@@ -45,9 +45,7 @@ def set_up(level: str, format_: str, stream: TextIO | None = None) -> None:
 
         logger.add(write, level=level.upper(), format="{message}", backtrace=False, diagnose=False)
     else:
-        logger.add(
-            stream, level=level.upper(), format=lambda _: _FORMAT, backtrace=False, diagnose=False, colorize=None
-        )
+        logger.add(stream, level=level.upper(), format=lambda _: _FORMAT, backtrace=False, diagnose=False)
     logging.basicConfig(handlers=[_Forward()], level=logging.WARNING, force=True)
     if level == "trace":
         logging.getLogger().setLevel(logging.DEBUG)

@@ -148,7 +148,7 @@ class Offer:
     verdict: Verdict = HEALTHY
 
     def ids(self) -> Iterator[DeviceId]:
-        """The Device ids, one per share; share 0 bears the bare address."""
+        """Yield the Device ids, one per share; share 0 bears the bare address."""
         yield DeviceId(self.gpu.address)
         for share in range(1, self.shares):
             yield DeviceId(f"{self.gpu.address}::{share}")

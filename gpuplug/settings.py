@@ -35,7 +35,8 @@ def _shares(text: str) -> int:
     number = int(text)
     if not 1 <= number <= MAX_SHARES:
         raise ValueError(
-            f"is not from 1 to {MAX_SHARES}: the kubelet takes lists of up to 4 MiB, and {MAX_GPUS} GPUs must fit"
+            f"is not from 1 to {MAX_SHARES}:"
+            f" the kubelet takes lists of up to 4 MiB, and {MAX_GPUS} GPUs must fit"
         )
     return number
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from gpuplug import app, log
-from gpuplug.core.identity import socket_name, socket_room
+from gpuplug.core.identity import MAX_SOCKET_PATH, socket_name, socket_room
 from gpuplug.errors import SettingError
 from gpuplug.plugins import loader
 from gpuplug.settings import Settings, origins, resolve
@@ -18,6 +19,12 @@ from gpuplug.settings import Settings, origins, resolve
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+PATIENCE: Final = 0.5
+"""Seconds after which a second signal ends the process at once.
+
+An earlier one is the first one's double: a signal to the process group reaches a process
+twice when its parent passes signals on.
+"""
 _HIGHEST_GENERATION: Final = 10**6 - 1
 
 
@@ -52,7 +59,8 @@ def check_folders(settings: Settings, chosen: Mapping[str, str]) -> None:
         socket_name("", "000000", _HIGHEST_GENERATION, socket_room(settings.kubelet_dir))
     except ValueError:
         raise SettingError(
-            f"{kubelet_dir}: {settings.kubelet_dir!r} is too long: the path of a unix socket has 107 bytes at most"
+            f"{kubelet_dir}: {settings.kubelet_dir!r} is too long:"
+            f" the path of a unix socket has {MAX_SOCKET_PATH} bytes at most"
         ) from None
 
 
@@ -74,6 +82,11 @@ async def _until_told_to_stop(settings: Settings) -> None:
             async for _ in signals:
                 break
             tasks.cancel_scope.cancel()
-            # Whoever asks a second time does not want to wait for an orderly end.
-            signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
-            signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
+            told = time.monotonic()
+
+            def insist(number: int, _: object) -> None:
+                if time.monotonic() - told >= PATIENCE:
+                    os._exit(128 + number)
+
+            signal.signal(signal.SIGTERM, insist)
+            signal.signal(signal.SIGINT, insist)

@@ -130,5 +130,7 @@ def _home(
     if any(taken.values()):
         return frozenset(numa[address] for address in taken if address in numa)
     counts = Counter(numa[address] for address, ids in gpus.items() if ids)
-    fitting = [(count, -1 if node is None else node, node) for node, count in counts.items() if count >= wanted]
-    return frozenset({min(fitting, key=lambda f: f[:2])[2]}) if fitting else frozenset()
+    fitting = [node for node, count in counts.items() if count >= wanted]
+    if not fitting:
+        return frozenset()
+    return frozenset({min(fitting, key=lambda node: (counts[node], -1 if node is None else node))})

@@ -32,11 +32,25 @@ class Driver(Protocol):
         """The entry-point name."""
         ...
 
-    def resource_name(self, gpu: Gpu, settings: Settings) -> str | None: ...
-    def device_specs(self, gpu: Gpu, settings: Settings) -> tuple[DeviceSpec, ...]: ...
-    def mounts(self, gpu: Gpu, settings: Settings) -> tuple[Mount, ...]: ...
-    def envs(self, devices: Sequence[Device], settings: Settings) -> Mapping[str, str]: ...
-    def health(self, gpu: Gpu, settings: Settings) -> Verdict: ...
+    def resource_name(self, gpu: Gpu, settings: Settings) -> str | None:
+        """Claim the GPU by naming its resource."""
+        ...
+
+    def device_specs(self, gpu: Gpu, settings: Settings) -> tuple[DeviceSpec, ...]:
+        """Say which nodes a container gets."""
+        ...
+
+    def mounts(self, gpu: Gpu, settings: Settings) -> tuple[Mount, ...]:
+        """Say which mounts it gets."""
+        ...
+
+    def envs(self, devices: Sequence[Device], settings: Settings) -> Mapping[str, str]:
+        """Say which environment variables it gets."""
+        ...
+
+    def health(self, gpu: Gpu, settings: Settings) -> Verdict:
+        """Judge the GPU's health."""
+        ...
 
 
 def settled(snapshot: Snapshot, known: Inventory) -> Snapshot:
@@ -70,7 +84,8 @@ def build(snapshot: Snapshot, drivers: Sequence[Driver], settings: Settings, kno
             continue
         left = room.get(judgement.resource, LIST_LIMIT) - _size(judgement.offer)
         if left < 0:
-            rejected.append(Rejected(address, f"the list of {judgement.resource} would pass 4 MiB with it"))
+            reason = f"the list of {judgement.resource} would pass 4 MiB with it"
+            rejected.append(Rejected(address, reason))
             continue
         room[judgement.resource] = left
         offers.setdefault(judgement.resource, []).append(judgement.offer)
@@ -108,7 +123,9 @@ def judge(gpu: Gpu, drivers: Sequence[Driver], settings: Settings) -> Judgement:
         if name is not None:
             claims.append((driver, name))
     if not claims:
-        who = f"kernel driver {gpu.kernel_driver}" if gpu.kernel_driver else "a device without a kernel driver"
+        who = (
+            f"kernel driver {gpu.kernel_driver}" if gpu.kernel_driver else "a device without a kernel driver"
+        )
         reason = "; ".join([*problems, f"no driver package claims {who}"])
         return Judgement(gpu, reason=reason, problems=tuple(problems))
     winner, name = claims[0]

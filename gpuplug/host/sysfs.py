@@ -16,6 +16,7 @@ import stat
 import time
 from dataclasses import dataclass, replace
 from glob import glob
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from gpuplug.model import DrmNode, Gpu, Rejected, Snapshot
@@ -73,15 +74,16 @@ def scan(roots: Roots, attributes: Iterable[str] = (), *, now: float | None = No
         address = os.path.basename(device)
         try:
             gpu, changed = _gpu(roots, device, names, wanted)
-        except _Wrong as reason:
-            rejected.append(Rejected(address, str(reason)))
+        except _Wrong as error:
+            rejected.append(Rejected(address, str(error)))
             continue
         if 0 <= now - changed < SETTLING:  # a node "from the future" means that the clock was set
             fresh[gpu.address] = changed + SETTLING - now
         if gpu.nodes:
             gpus.append(gpu)
         elif gpu.missing:
-            rejected.append(Rejected(gpu.address, f"none of its nodes is in /dev/dri: {', '.join(gpu.missing)}"))
+            reason = f"none of its nodes is in /dev/dri: {', '.join(gpu.missing)}"
+            rejected.append(Rejected(gpu.address, reason))
     gpus.sort(key=lambda g: g.address)
     _refuse_twins(gpus, rejected)
     rejected.sort(key=lambda r: r.address)
@@ -134,7 +136,7 @@ def _by_device(roots: Roots, rejected: list[Rejected]) -> dict[str, list[str]]:
 
 def _refuse_twins(gpus: list[Gpu], rejected: list[Rejected]) -> None:
     """Leave out GPUs whose address is not unique: their Device ids would be the same."""
-    for one, other in [(a, b) for a, b in zip(gpus, gpus[1:], strict=False) if a.address == b.address]:
+    for one, other in [(a, b) for a, b in pairwise(gpus) if a.address == b.address]:
         for gpu in (one, other):
             if gpu in gpus:
                 gpus.remove(gpu)

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 import anyio
 import anyio.to_thread
@@ -62,11 +63,25 @@ class Place:
 class Notifier(Protocol):
     """The part of ``inotify_simple.INotify`` that is used."""
 
-    def fileno(self) -> int: ...
-    def add_watch(self, path: str, mask: int) -> int: ...
-    def rm_watch(self, wd: int) -> None: ...
-    def read(self, timeout: int | None = None) -> Iterable[Event]: ...
-    def close(self) -> None: ...
+    def fileno(self) -> int:
+        """Return the descriptor to wait on."""
+        ...
+
+    def add_watch(self, path: str, mask: int) -> int:
+        """Watch a folder; return the watch's descriptor."""
+        ...
+
+    def rm_watch(self, wd: int) -> None:
+        """Stop watching."""
+        ...
+
+    def read(self, timeout: int | None = None) -> Iterable[Event]:
+        """Return the events that are there."""
+        ...
+
+    def close(self) -> None:
+        """Give the instance back."""
+        ...
 
 
 def open_notifier() -> Notifier:
@@ -104,26 +119,19 @@ async def watch(
     degraded = False
     while True:
         try:
-            notifier = open_()
-        except OSError as error:
-            failure = error
-        else:
-            try:
+            with closing(open_()) as notifier:
                 watches = await anyio.to_thread.run_sync(_arm, notifier, places, {})
                 if degraded:
                     logger.info("inotify works again: changes are seen at once")
                 degraded = False
                 tick(everything)
                 await _follow(notifier, places, watches, tick)
-            except OSError as error:
-                failure = error
-            finally:
-                notifier.close()
-        if not degraded:
-            cause = _EXHAUSTED.get(failure.errno or 0, "a fault")
-            logger.warning(
-                "inotify cannot be used ({}: {}): looking every {:g} s instead", failure.strerror, cause, poll
-            )
+        except OSError as error:
+            if not degraded:
+                cause = _EXHAUSTED.get(error.errno or 0, "a fault")
+                logger.warning(
+                    "inotify cannot be used ({}: {}): looking every {:g} s", error.strerror, cause, poll
+                )
         degraded = True
         await _poll(everything, tick, poll, retry)
 
@@ -133,7 +141,7 @@ async def _follow(
     places: Sequence[Place],
     watches: Mapping[int, frozenset[_Interest]],
     tick: Callable[[frozenset[Place]], None],
-) -> None:
+) -> NoReturn:
     """Turn events into ticks until something fails with an OSError."""
     while True:
         await anyio.wait_readable(notifier.fileno())

@@ -122,20 +122,21 @@ class Endpoint:
         """Serve, register and follow the stream; return why that came to an end."""
         self._generation += 1
         service = Service(self.resource, self._allocate)
-        name = socket_name(
-            self.resource.value.name, self._directory.process, self._generation, socket_room(self._directory.path)
-        )
+        room = socket_room(self._directory.path)
+        name = socket_name(self.resource.value.name, self._directory.process, self._generation, room)
         ended: list[str] = []
         try:
-            async with Listener(f"{self._directory.path}/{name}", [service]) as listener:
-                async with anyio.create_task_group() as tasks:
+            async with (
+                Listener(f"{self._directory.path}/{name}", [service]) as listener,
+                anyio.create_task_group() as tasks,
+            ):
 
-                    def end(reason: str) -> None:
-                        ended.append(reason)
-                        tasks.cancel_scope.cancel()
+                def end(reason: str) -> None:
+                    ended.append(reason)
+                    tasks.cancel_scope.cancel()
 
-                    tasks.start_soon(self._watch_files, listener, kubelet, end)
-                    tasks.start_soon(self._hold_registration, name, service, end)
+                tasks.start_soon(self._watch_files, listener, kubelet, end)
+                tasks.start_soon(self._hold_registration, name, service, end)
         except OSError as error:
             return f"cannot serve in {self._directory.path}: {unreachable(error)}"
         return ended[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 import anyio.to_thread
@@ -59,7 +59,7 @@ class Listener:
         self._server = _Server(services)
         self._identity: SocketId | None = None
 
-    async def __aenter__(self) -> Listener:
+    async def __aenter__(self) -> Self:
         await self._server.start(path=self.path)
         self._identity = await anyio.to_thread.run_sync(identify, self.path)
         return self

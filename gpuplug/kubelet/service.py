@@ -115,10 +115,15 @@ class Service(DevicePluginBase):
             container_responses=[
                 ContainerPreferredAllocationResponse(
                     device_ids=list(
-                        preferred(resource, c.available_device_ids, c.must_include_device_ids, c.allocation_size)
+                        preferred(
+                            resource,
+                            asked.available_device_ids,
+                            asked.must_include_device_ids,
+                            asked.allocation_size,
+                        )
                     )
                 )
-                for c in message.container_requests
+                for asked in message.container_requests
             ]
         )
 

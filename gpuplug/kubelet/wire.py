@@ -57,6 +57,7 @@ _LENGTH: Final = 2
 _FIXED_SIZES: Final = {1: 8, 5: 4}
 
 _LARGEST_FIELD_NUMBER: Final = (1 << 29) - 1
+_LONGEST_TAG: Final = 5  # bytes: 29 bits of number, 3 of wire type
 
 _MORE: Final = 0x80  # set in every byte of a varint but its last one
 _MASK64: Final = (1 << 64) - 1
@@ -242,7 +243,10 @@ def _read(
     Raises ValueError for what no message may contain, and IndexError where the data end too soon.
     """
     while position < end:
-        tag, position = _read_varint(data, position)
+        tag = data[position]
+        position += 1
+        if tag >= _MORE:
+            tag, position = _read_long_tag(data, position - 1)
         field = fields.get(tag)
         if field is None:
             position = _skip(data, position, tag)
@@ -302,6 +306,14 @@ def _read_message(data: bytes, start: int, end: int, parent: betterproto2.Messag
         current.append(message)
     else:
         setattr(parent, field.name, message)
+
+
+def _read_long_tag(data: bytes, position: int) -> tuple[int, int]:
+    """Read a tag of several bytes; give it and where it ends."""
+    tag, end = _read_varint(data, position)
+    if end - position > _LONGEST_TAG:
+        raise ValueError(f"a tag of {end - position} bytes at byte {position}")
+    return tag, end
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:

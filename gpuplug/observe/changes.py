@@ -33,7 +33,7 @@ def changes(old: Inventory | None, new: Inventory) -> tuple[Line, ...]:
 
 
 def _sayings(inventory: Inventory | None) -> dict[str, Line]:
-    """What there is to say about each address."""
+    """Say one thing about each address."""
     if inventory is None:
         return {}
     lines = {

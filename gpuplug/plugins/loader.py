@@ -7,21 +7,21 @@ module that cannot be imported, or that misspells a hook, is a named problem and
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pluggy
 
 from gpuplug.errors import DriverError
-from gpuplug.model import HEALTHY, Device, DeviceSpec, Gpu, Mount, Verdict
+from gpuplug.model import HEALTHY, DeviceSpec, Mount, Verdict
 from gpuplug.plugins import hookspecs
-from gpuplug.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import ModuleType
+
+    from gpuplug.model import Device, Gpu
+    from gpuplug.settings import Settings
 
 T = TypeVar("T")
 
@@ -72,7 +72,8 @@ class LoadedDriver:
         self.distribution: Final = distribution
         """``name version`` of the distribution that it came in; empty where it has none."""
         self._hooks: Final = manager.hook
-        wanted = self._ask("gpuplug_sysfs_attributes", list)
+        # Not a first-result hook: pluggy answers with a list of what each module said.
+        wanted = self._ask("gpuplug_sysfs_attributes", list) or []
         self.sysfs_attributes: Final = frozenset(
             _relative(name, path) for some in wanted for path in _each(name, some, str)
         )
@@ -83,10 +84,9 @@ class LoadedDriver:
 
     def device_specs(self, gpu: Gpu, settings: Settings) -> tuple[DeviceSpec, ...]:
         """Ask for the nodes; without an answer every DRM node of the GPU, ``rw``."""
-        answer = self._ask("gpuplug_device_specs", Iterable, gpu=gpu, settings=settings)
-        if answer is None:
+        specs = self._ask_for_each("gpuplug_device_specs", DeviceSpec, gpu=gpu, settings=settings)
+        if specs is None:
             return tuple(DeviceSpec(node.path, node.host_path) for node in gpu.nodes)
-        specs = _each(self.name, answer, DeviceSpec)
         for spec in specs:
             if spec.permissions not in _PERMISSIONS:
                 raise DriverError(f"driver {self.name}: {spec.permissions!r} is not a set of r, w and m")
@@ -95,16 +95,13 @@ class LoadedDriver:
 
     def mounts(self, gpu: Gpu, settings: Settings) -> tuple[Mount, ...]:
         """Ask for mounts; without an answer none."""
-        answer = self._ask("gpuplug_mounts", Iterable, gpu=gpu, settings=settings)
-        mounts = () if answer is None else _each(self.name, answer, Mount)
+        mounts = self._ask_for_each("gpuplug_mounts", Mount, gpu=gpu, settings=settings) or ()
         self._check_paths([(mount.container_path, mount.host_path) for mount in mounts])
         return mounts
 
     def envs(self, devices: Sequence[Device], settings: Settings) -> Mapping[str, str]:
         """Ask for environment variables; without an answer none."""
-        answer = self._ask("gpuplug_envs", Mapping, devices=tuple(devices), settings=settings)
-        if answer is None:
-            return {}
+        answer = self._ask("gpuplug_envs", dict, devices=tuple(devices), settings=settings) or {}
         for key, value in answer.items():
             if not isinstance(key, str) or not isinstance(value, str):
                 raise DriverError(f"driver {self.name}: environment variable {key!r} is not text to text")
@@ -120,13 +117,20 @@ class LoadedDriver:
         return HEALTHY
 
     def _ask(self, hook: str, kind: type[T], **arguments: object) -> T | None:
-        try:
-            answer = getattr(self._hooks, hook)(**arguments)
-        except Exception as error:
-            raise DriverError(f"driver {self.name}: {hook} raised {_sentence(error)}") from error
-        if answer is None or (isinstance(answer, kind) and not (kind is Iterable and isinstance(answer, str))):
+        answer = self._call(hook, **arguments)
+        if answer is None or isinstance(answer, kind):
             return answer
         raise DriverError(f"driver {self.name}: {hook} returned {type(answer).__name__}, not {kind.__name__}")
+
+    def _ask_for_each(self, hook: str, kind: type[T], **arguments: object) -> tuple[T, ...] | None:
+        answer = self._call(hook, **arguments)
+        return None if answer is None else _each(self.name, answer, kind)
+
+    def _call(self, hook: str, **arguments: object) -> Any:  # noqa: ANN401 - whatever the driver answers
+        try:
+            return getattr(self._hooks, hook)(**arguments)
+        except Exception as error:
+            raise DriverError(f"driver {self.name}: {hook} raised {_sentence(error)}") from error
 
     def _check_paths(self, pairs: Sequence[tuple[object, object]]) -> None:
         for pair in pairs:
@@ -157,11 +161,7 @@ def load(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) ->
 
 def from_modules(modules: Mapping[str, ModuleType | object]) -> Loaded:
     """Load Drivers from modules that are at hand, by name: for tests and for the demo."""
-    return Loaded(tuple(_load(name, partial(_itself, module), "") for name, module in sorted(modules.items())))
-
-
-def _itself(module: object) -> object:
-    return module
+    return Loaded(tuple(LoadedDriver(name, module) for name, module in sorted(modules.items())))
 
 
 def _load(name: str, find: Callable[[], object], origin: str) -> LoadedDriver:
@@ -186,7 +186,9 @@ def _sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _each(name: str, answer: Iterable[object], kind: type[T]) -> tuple[T, ...]:
+def _each(name: str, answer: Any, kind: type[T]) -> tuple[T, ...]:  # noqa: ANN401 - a driver's answer
+    if isinstance(answer, str):  # a text is iterable, and never meant to be
+        raise DriverError(f"driver {name}: {answer!r} is not a sequence of {kind.__name__}")
     try:
         items = tuple(answer)
     except Exception as error:
@@ -194,7 +196,7 @@ def _each(name: str, answer: Iterable[object], kind: type[T]) -> tuple[T, ...]:
     for item in items:
         if not isinstance(item, kind):
             raise DriverError(f"driver {name}: {item!r} is not a {kind.__name__}")
-    return items  # type: ignore[return-value]  # each item was looked at
+    return items
 
 
 def _relative(name: str, path: str) -> str:
