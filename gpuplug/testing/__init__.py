@@ -1,11 +1,25 @@
 """For tests and demonstrations: a made-up machine and a made-up kubelet.
 
-``Machine`` needs the standard library alone; ``FakeKubelet`` brings grpclib in, and is
-therefore loaded on first use.
+``Machine`` needs the standard library alone. ``FakeKubelet`` brings grpclib and anyio in,
+so what belongs to it is imported on first use.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gpuplug.testing.machine import FakeGpu, Machine
 
-__all__ = ["FakeGpu", "Machine"]
+if TYPE_CHECKING:
+    from gpuplug.testing.kubelet import FakeKubelet, FakeKubeletError
+
+__all__ = ["FakeGpu", "FakeKubelet", "FakeKubeletError", "Machine"]
+
+
+def __getattr__(name: str) -> object:
+    """Import what is not imported yet."""
+    if name in __all__:
+        from gpuplug.testing import kubelet  # noqa: PLC0415 - see the module's docstring
+
+        return getattr(kubelet, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

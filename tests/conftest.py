@@ -1,0 +1,50 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from blockbuster import blockbuster_ctx
+
+from gpuplug.testing import Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_blocking() -> Iterator[None]:
+    """Fail what blocks the event loop in gpuplug; the fakes do their file work there on purpose."""
+    with blockbuster_ctx(scanned_modules=["gpuplug"], excluded_modules=["gpuplug.testing"]):
+        yield
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Give a folder with a short path: a unix socket's may have 107 bytes, pytest's tmp_path is long."""
+    with tempfile.TemporaryDirectory(prefix="gp-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def machine(short_path: Path) -> Machine:
+    """Give a made-up machine without a GPU."""
+    root = short_path / "machine"
+    root.mkdir()
+    return Machine(root)
+
+
+@pytest.fixture
+def kubelet_dir(short_path: Path) -> Path:
+    """Give an empty folder for kubelet.sock and the sockets of plugins."""
+    folder = short_path / "kubelet"
+    folder.mkdir()
+    return folder
