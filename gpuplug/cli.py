@@ -9,6 +9,7 @@ import argparse
 import importlib
 import importlib.metadata
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -40,7 +41,12 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | No
     words = _normal(sys.argv[1:] if arguments is None else arguments)
     try:
         options = _parse(words)
-        command = importlib.import_module(f"gpuplug.commands.{options.pop('command')}")
+        name = options.pop("command")
+        if name == "serve":
+            # Until serving begins there is nothing to end in order; and as the first process of a
+            # container we would not even be killed by a signal that we have no handler for.
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        command = importlib.import_module(f"gpuplug.commands.{name}")
         return int(command.run(options, environ))
     except SettingError as error:
         print(f"gpuplug: {error}", file=sys.stderr)  # noqa: T201 - no log is set up yet
