@@ -1,0 +1,158 @@
+"""``gpuplug demo``: all of it on a made-up machine, with no root, no GPU and no cluster.
+
+The serving code is the one of ``gpuplug serve``, on real sockets and real inotify. Made up
+are the machine (a folder with the sysfs and devfs of one) and the kubelet (in this process).
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from gpuplug import app, log
+from gpuplug.plugins import loader
+from gpuplug.settings import Settings
+from gpuplug.testing import FakeKubelet, Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpuplug.testing import FakeGpu
+
+I915: Final = "gpu.intel.com/i915"
+XE: Final = "gpu.intel.com/xe"
+_FIRST, _SECOND, _THIRD = "0000:03:00.0", "0000:04:00.0", "0000:05:00.0"
+
+
+def run(given: Mapping[str, object], environ: Mapping[str, str]) -> int:
+    """Run the demonstration and return 0; 1 if something did not happen."""
+    del environ
+    keep = bool(given["keep"])
+    log.set_up("info" if keep else "error", "text")
+    loaded = loader.load()
+    missing = {"i915", "xe"} - {driver.name for driver in loaded.drivers}
+    if missing:
+        _say(f"gpuplug demo: no driver {' and no driver '.join(sorted(missing))}: install gpuplug-intel")
+        return 1
+    try:
+        anyio.run(_until_interrupted, loaded, keep)
+    except TimeoutError as error:
+        _say(f"gpuplug demo: {error}")
+        return 1
+    return 0
+
+
+async def _until_interrupted(loaded: loader.Loaded, keep: bool) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with anyio.create_task_group() as tasks:
+
+            async def show() -> None:
+                with tempfile.TemporaryDirectory(prefix="gpuplug-demo-") as folder:
+                    await _stage(loaded, Path(folder), keep=keep)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(show)
+            async for _ in signals:
+                tasks.cancel_scope.cancel()
+                return
+
+
+async def _stage(loaded: loader.Loaded, folder: Path, *, keep: bool) -> None:
+    """Set the stage: machine, kubelet, and gpuplug itself."""
+    machine = Machine(folder / "machine")
+    _say(
+        "gpuplug demo: a made-up machine, a kubelet in this process, and the code of `gpuplug serve`.\n\n"
+        "The machine has two GPUs:"
+    )
+    for gpu in (
+        machine.add_gpu(_FIRST, driver="i915", numa_node=0),
+        machine.add_gpu(_SECOND, driver="xe", device=0xE20B, numa_node=1),
+    ):
+        _say(f"  {_describe(machine, gpu)}")
+    settings = Settings(prefix=str(machine.root), kubelet_dir=str(folder / "kubelet"))
+    async with FakeKubelet(folder / "kubelet") as kubelet, anyio.create_task_group() as tasks:
+        begun = time.monotonic()
+        tasks.start_soon(app.serve, settings, loaded)
+        await _Show(machine, kubelet, begun).play()
+        if keep:
+            _say(
+                f"\nIt stays until you press Ctrl-C. The machine is in {machine.root}; for example\n"
+                f"  rm {machine.dri}/card0\nmakes the first GPU unhealthy."
+            )
+            await anyio.sleep_forever()
+        tasks.cancel_scope.cancel()
+    _say("\ngpuplug was told to stop: its sockets are gone. That is all.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Show:
+    """The scenes, in their order."""
+
+    machine: Machine
+    kubelet: FakeKubelet
+    begun: float
+
+    async def play(self) -> None:
+        """Play every scene.
+
+        :raises TimeoutError: if the kubelet does not get to know what it should.
+        """
+        _say("\ngpuplug starts, serves one socket per resource, and registers:")
+        for resource, address in ((I915, _FIRST), (XE, _SECOND)):
+            await self._arrives(resource, {address}, "after the start", self.begun)
+        await self._allocate()
+        _say(f"\nA third GPU is plugged in, {_THIRD} with i915:")
+        self.machine.add_gpu(_THIRD, driver="i915", numa_node=1)
+        await self._arrives(I915, {_FIRST, _THIRD}, "later")
+        _say("\nIt is unplugged:")
+        self.machine.remove_gpu(_THIRD)
+        await self._arrives(I915, {_FIRST}, "later")
+        _say(f"\n{_SECOND} is rebound from the kernel driver xe to i915:")
+        self.machine.rebind(_SECOND, "i915")
+        rebound = time.monotonic()
+        await self._arrives(XE, set(), "later", rebound)
+        await self._arrives(I915, {_FIRST, _SECOND}, "later", rebound)
+        _say("\nThe kubelet restarts; it deletes all sockets and knows nothing any more:")
+        await self.kubelet.restart()
+        restarted = time.monotonic()
+        await self._arrives(I915, {_FIRST, _SECOND}, "after its socket was there", restarted)
+        await self._arrives(XE, set(), "after its socket was there", restarted)
+
+    async def _arrives(
+        self, resource: str, devices: set[str], when: str, since: float | None = None
+    ) -> None:
+        """Wait for a list at the kubelet, and say how long it took."""
+        since = time.monotonic() if since is None else since
+        await self.kubelet.wait_for_devices(resource, devices)
+        latest = self.kubelet.resource(resource).latest
+        took = 1000 * ((latest.at if latest else since) - since)
+        shown = ", ".join(sorted(devices)) or "no device"
+        _say(f"  {took:5.0f} ms {when} the kubelet has {resource}: {shown}")
+
+    async def _allocate(self) -> None:
+        _say(f"\nA container with `limits: {{{I915}: 1}}` is admitted; Allocate answers:")
+        answer = (await self.kubelet.allocate(I915, [[_FIRST]])).container_responses[0]
+        for spec in answer.devices:
+            _say(f"  node {spec.container_path:<20} {spec.permissions}  (made from {spec.host_path})")
+        for key, value in sorted(answer.envs.items()):
+            _say(f"  env  {key}={value}")
+
+
+def _describe(machine: Machine, gpu: FakeGpu) -> str:
+    home = machine.device(gpu.address)
+    driver = (home / "driver").resolve().name
+    ids = ":".join((home / name).read_text().strip().removeprefix("0x") for name in ("vendor", "device"))
+    numa = (home / "numa_node").read_text().strip()
+    return f"{gpu.address}  {driver:<4}  {ids}  NUMA node {numa}  {', '.join(gpu.nodes)}"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
