@@ -1,0 +1,1 @@
+"""The node suite: the real kubelet, containerd, runc and device cgroup around `gpuplug serve`."""

@@ -1,0 +1,55 @@
+"""What a machine must have for this suite. A gap is said in one line, and nothing is skipped for it."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+
+class MissingRequirementError(Exception):
+    """Something this suite cannot run without is not here; the message says what."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"tests/node needs {what}")
+
+
+_PROGRAMS = {
+    "go": "the Go toolchain (1.26 or newer) on PATH",
+    "runc": "runc on PATH (package runc)",
+    "nsenter": "nsenter on PATH (package util-linux)",
+    "mount": "mount on PATH (package mount)",
+}
+
+
+def check_machine() -> None:
+    """Look at everything that a node needs from the machine.
+
+    :raises MissingRequirementError: naming the first thing that is missing
+    """
+    if os.geteuid() != 0:
+        raise MissingRequirementError(
+            "root: it mounts, makes device nodes and moves processes between cgroups"
+        )
+    for program, what in _PROGRAMS.items():
+        if shutil.which(program) is None:
+            raise MissingRequirementError(what)
+    effective = re.search(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    for bit, name in ((21, "CAP_SYS_ADMIN"), (27, "CAP_MKNOD")):
+        if effective is None or not int(effective[1], 16) >> bit & 1:
+            raise MissingRequirementError(f"the capability {name}, which this root user lacks")
+    if "overlay" not in Path("/proc/filesystems").read_text():
+        raise MissingRequirementError("overlayfs in the kernel (/proc/filesystems does not list it)")
+    for path in cgroup_homes():
+        if not os.access(path, os.W_OK):
+            raise MissingRequirementError(f"a writable cgroup folder, and {path} is not")
+
+
+def cgroup_homes() -> list[Path]:
+    """Return this process' folder in each cgroup v1 hierarchy: a node's own folder is made inside."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = {names: path for _, names, path in (line.split(":", 2) for line in lines) if names}
+    if "devices" not in own:
+        raise MissingRequirementError("the cgroup v1 device controller, and this machine has only cgroup v2")
+    return [
+        Path("/sys/fs/cgroup") / names.removeprefix("name=") / path.lstrip("/") for names, path in own.items()
+    ]

@@ -1,0 +1,3 @@
+module gpuplug.test/probe
+
+go 1.24
