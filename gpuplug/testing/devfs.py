@@ -28,6 +28,7 @@ _NODE: Final = re.compile(r"(card|renderD)([0-9]+)")
 _FIRST: Final[Mapping[Kind, int]] = {"card": 0, "renderD": 128}
 _PER_KIND: Final = 64
 _EXTENDED: Final = 192
+_MOST_SPARES: Final = 100
 _STAND_INS: Final = ("null", "zero", "full", "random", "urandom")
 _OPEN_TO_ALL: Final = 0o666
 
@@ -147,7 +148,7 @@ class Devfs:
         """Use the folder ``dev``, which must exist; raises as ``node_maker`` does."""
         self.dri: Final = dev / "dri"
         self._maker: Final = node_maker(dev.parent, mode)
-        self._spare: Final = dev.parent / ".spare"
+        self._spares: Final = dev.parent / ".spares"
 
     def numbers(self, minor: int) -> tuple[int, int]:
         """Return the major and minor that sysfs must state for this DRM minor."""
@@ -163,17 +164,22 @@ class Devfs:
         if minor is None:
             raise ValueError(f"{name!r} is not the name of a DRM node")
         if not self.dri.is_dir():
-            self.dri.mkdir()
-            if self._spare.exists():
-                self._spare.rmdir()
+            self._make_dri()
         self._maker.make(self.dri / name, minor)
+
+    def make_other(self, name: str) -> None:
+        """Make a node of that name with other numbers than sysfs states, in a /dev/dri that is there.
+
+        Raises ``FileExistsError`` where the node exists.
+        """
+        self._maker.make(self.dri / name, (minor_of(name) or 0) + 1)
 
     def remove(self, name: str) -> None:
         """Remove the node, and /dev/dri itself with the last; a node that is gone is no error.
 
         /dev/dri stays while anything else is in it. The next one has another inode number,
         as on the kernel's own devtmpfs: where the file system would hand the same number
-        out again, a spare folder has it in the meantime.
+        out again, a spare folder beside /dev has it in the meantime.
         """
         path = self.dri / name
         if path.is_dir() and not path.is_symlink():
@@ -182,5 +188,27 @@ class Devfs:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 path.unlink()
         if self.dri.is_dir() and not self.dri.is_symlink() and not any(self.dri.iterdir()):
+            self._remove_dri()
+
+    def _make_dri(self) -> None:
+        self.dri.mkdir()
+        while self._spares.exists() and self.dri.stat().st_ino == self._last_inode():
             self.dri.rmdir()
-            self._spare.mkdir(exist_ok=True)
+            self._take_inode()
+            self.dri.mkdir()
+        shutil.rmtree(self._spares, ignore_errors=True)
+
+    def _remove_dri(self) -> None:
+        inode = self.dri.stat().st_ino
+        self.dri.rmdir()
+        self._spares.mkdir()
+        (self._spares / f"last-{inode}").touch()
+        for _ in range(_MOST_SPARES):
+            if self._take_inode() >= inode:  # file systems give the lowest number that is free
+                break
+
+    def _take_inode(self) -> int:
+        return Path(tempfile.mkdtemp(dir=self._spares)).stat().st_ino
+
+    def _last_inode(self) -> int:
+        return int(next(self._spares.glob("last-*")).name.removeprefix("last-"))

@@ -26,7 +26,7 @@ from gpuplug.testing import sysfs
 from gpuplug.testing.devfs import Devfs, Kind, NodeMode, free_minor, minor_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 Number = int | Literal[False] | None
 """The number of a node to make; ``None`` takes the next free one, ``False`` makes no node."""
@@ -108,8 +108,8 @@ class Machine:
         bus_folder = self.sys / "bus" / bus
         (bus_folder / "devices").mkdir(parents=True, exist_ok=True)
         (bus_folder / "drivers").mkdir(exist_ok=True)
-        _link(home / "subsystem", bus_folder)
-        _link(bus_folder / "devices" / address, home)
+        link(home / "subsystem", bus_folder)
+        link(bus_folder / "devices" / address, home)
         return self.bind(address, driver, card=card, render=render)
 
     def add_gpus(self, count: int, *, driver: str = "i915", numa_nodes: int = 0) -> tuple[FakeGpu, ...]:
@@ -132,8 +132,11 @@ class Machine:
         """
         home = self.device(address)
         self.unbind(address)
-        for entry in (self.sys / "bus").glob(f"*/devices/{address}"):
-            entry.unlink()
+        children = [entry for entry in home.glob("virtio*") if not entry.is_symlink()]
+        for device in (home, *children):
+            self._forget_driver(device)
+            for entry in (self.sys / "bus").glob(f"*/devices/{device.name}"):
+                entry.unlink()
         shutil.rmtree(home)
 
     def bind(
@@ -151,8 +154,8 @@ class Machine:
             drivers = Path(os.path.realpath(home / "subsystem")) / "drivers" / driver
             drivers.mkdir(parents=True, exist_ok=True)
             sysfs.state_driver(home / "uevent", driver)
-            _link(home / "driver", drivers)
-            _link(drivers / address, home)
+            link(home / "driver", drivers)
+            link(drivers / address, home)
         render_name = None if render is False else self.add_node(address, "renderD", render)
         card_name = None if card is False else self.add_node(address, "card", card)
         return FakeGpu(address, card_name, render_name)
@@ -163,17 +166,13 @@ class Machine:
         Raises ``LookupError`` where no such GPU is plugged in.
         """
         home = self.device(address)
-        names = self.nodes_of(address)
+        names = sorted({*self.nodes_of(address), *self._class_links(address)})
         for name in names:
             self.devfs.remove(name)
         for name in names:
             self.remove_sysfs_node(name)
         shutil.rmtree(home / "drm", ignore_errors=True)
-        driver = home / "driver"
-        if driver.is_symlink():
-            (Path(os.path.realpath(driver)) / address).unlink(missing_ok=True)
-            driver.unlink()
-            sysfs.state_driver(home / "uevent", None)
+        self._forget_driver(home)
 
     def rebind(
         self, address: str, driver: str | None, *, card: Number = None, render: Number = None
@@ -203,16 +202,16 @@ class Machine:
             raise ValueError(f"{name} is taken")
         entry.mkdir(parents=True)
         _write(entry, sysfs.node_files(name, *self.devfs.numbers(number)))
-        _link(entry / "device", home)
-        _link(entry / "subsystem", self._class)
-        _link(self._class / name, entry)
+        link(entry / "device", home)
+        link(entry / "subsystem", self._class)
+        link(self._class / name, entry)
         if kind == "card":
             connector = entry / f"{name}-HDMI-A-1"
             connector.mkdir()
             _write(connector, sysfs.CONNECTOR_FILES)
-            _link(connector / "device", entry)
-            _link(connector / "subsystem", self._class)
-            _link(self._class / connector.name, connector)
+            link(connector / "device", entry)
+            link(connector / "subsystem", self._class)
+            link(self._class / connector.name, connector)
         self.devfs.add(name)
         return name
 
@@ -224,9 +223,9 @@ class Machine:
     def remove_sysfs_node(self, name: str) -> None:
         """Remove the sysfs of a node alone, the class links first."""
         entry = self._class / name
-        target = Path(os.path.realpath(entry)) if entry.exists() else None
-        for link in (*self._class.glob(f"{name}-*"), entry):
-            link.unlink(missing_ok=True)
+        target = Path(os.path.realpath(entry)) if entry.is_symlink() and entry.exists() else None
+        for entry_link in (*self._class.glob(f"{name}-*"), entry):
+            entry_link.unlink(missing_ok=True)
         if target is not None:
             shutil.rmtree(target)
 
@@ -266,6 +265,20 @@ class Machine:
         sysfs.check_pci_address(address)
         return self.sys / "devices" / f"pci{address[:-5]}" / address
 
+    def _forget_driver(self, device: Path) -> None:
+        for entry in (self.sys / "bus").glob(f"*/drivers/*/{device.name}"):
+            entry.unlink()
+        if (device / "driver").is_symlink():
+            (device / "driver").unlink()
+            sysfs.state_driver(device / "uevent", None)
+
+    def _class_links(self, address: str) -> Iterator[str]:
+        """Yield the nodes of a GPU by their class links, which are there even where a lie took the rest."""
+        for entry in self._class.iterdir():
+            is_node = minor_of(entry.name) is not None and entry.is_symlink()
+            if is_node and f"/{address}/drm/" in str(entry.readlink()):
+                yield entry.name
+
     def _free_number(self, kind: Kind) -> int:
         names = (entry.name for entry in self._class.iterdir())
         taken = {minor for name in names if (minor := minor_of(name)) is not None}
@@ -281,6 +294,6 @@ def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def _link(link: Path, target: Path) -> None:
+def link(path: Path, target: Path) -> None:
     """Link as sysfs does: the target's own name is always spelt out (``../../../0000:03:00.0``)."""
-    link.symlink_to(Path(os.path.relpath(target.parent, link.parent)) / target.name)
+    path.symlink_to(Path(os.path.relpath(target.parent, path.parent)) / target.name)
