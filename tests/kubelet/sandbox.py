@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
+import subprocess
+import tempfile
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +47,21 @@ def missing() -> str | None:
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]
     if absent:
         return f"{', '.join(absent)} missing: the suite needs util-linux and strace on the PATH"
+    # Root in a container often has too few capabilities for what follows.
+    trial = subprocess.run(
+        ["unshare", "--mount", "true"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        check=False,
+    )
+    if trial.returncode != 0:
+        return f"CAP_SYS_ADMIN is missing, no mount namespace can be made: {trial.stderr.strip()}"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            os.mknod(Path(folder, "node"), stat.S_IFCHR | 0o600, os.makedev(226, 128))
+        except PermissionError as error:
+            return f"CAP_MKNOD is missing, no device node can be made: {error.strerror}"
     return None
 
 

@@ -71,6 +71,17 @@ async def test_a_plugin_that_waits_for_a_kubelet_can_be_told_to_end(node: Node) 
     assert node.sandbox.sockets() == set()
 
 
+async def test_a_plugin_whose_registration_is_not_answered_can_be_told_to_end(node: Node) -> None:
+    node.machine.add_gpu()
+    await node.kubelet.hold("register")
+    serving = await node.serve()
+    await node.kubelet.held()
+    ended = await serving.process.terminate(within=10)
+    assert ended.code == 0
+    assert ended.seconds < QUICK
+    assert node.sandbox.sockets() == set()
+
+
 async def test_two_plugins_on_one_node_keep_out_of_each_others_way(node: Node) -> None:
     node.machine.add_gpus(2, driver="i915")
     other = node.another_machine()

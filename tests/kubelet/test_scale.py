@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.kubelet.devicemanager import pod
-from tests.kubelet.node import I915
+from tests.kubelet.node import I915, XE
 
 if TYPE_CHECKING:
     from tests.kubelet.node import Node
@@ -33,3 +33,21 @@ async def test_a_node_with_12800_devices_allocates_follows_and_restarts(node: No
     await node.kubelet.restart("stop")
     await node.kubelet.until_allocatable(I915, (GPUS - 1) * SHARES)
     assert (await node.kubelet.admit_in_time(pod("later", I915))).nodes
+
+
+async def test_a_kubelet_that_does_not_read_one_list_holds_up_no_other_and_gets_the_newest(
+    node: Node,
+) -> None:
+    # A list of this size does not fit between two processes, so its sender has to wait.
+    made = node.machine.add_gpus(GPUS)
+    await node.kubelet.hold("list")
+    await node.serve(shares=SHARES)
+    await node.kubelet.held()
+    for gpu in made[:5]:
+        node.machine.remove_gpu(gpu.address)
+    node.machine.add_gpu("0000:f0:00.0", driver="xe")
+    await node.kubelet.until_allocatable(XE, SHARES)
+    for gpu in made[5:8]:
+        node.machine.remove_gpu(gpu.address)
+    await node.kubelet.release()
+    await node.kubelet.until_allocatable(I915, (GPUS - 8) * SHARES)
