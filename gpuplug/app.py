@@ -14,7 +14,7 @@ what can be expected to fail is handled where it happens and tried again.
 
 from __future__ import annotations
 
-import secrets
+import os
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from loguru import logger
 from gpuplug.allocator import FreshAllocator
 from gpuplug.core.identity import SOCKET_PREFIX
 from gpuplug.core.inventory import build, diff, settled
+from gpuplug.host.memory import give_back
 from gpuplug.host.sockets import remove_abandoned
 from gpuplug.host.sysfs import Roots, scan
 from gpuplug.host.watch import Place, watch
@@ -54,7 +55,7 @@ async def serve(
         logger.warning("driver {} is not used: {}", broken.name, broken.reason)
     roots = Roots(settings.prefix)
     machine_ticks: Latest[None] = Latest(None)
-    kubelet = KubeletDirectory(settings.kubelet_dir, secrets.token_hex(3), Latest(None))
+    kubelet = KubeletDirectory(settings.kubelet_dir, os.urandom(3).hex(), Latest(None))
     await _clean_up(settings.kubelet_dir)
     async with anyio.create_task_group() as tasks:
         endpoints = Endpoints(tasks, kubelet, FreshAllocator(roots, loaded.drivers, settings))
@@ -79,6 +80,8 @@ async def _follow_machine(
         for line in changes(inventory, latest):
             logger.log(line.level, "{}", line.text)
         endpoints.apply(diff(known, latest))
+        if inventory is None:
+            await anyio.to_thread.run_sync(give_back)
         inventory = latest
         # A GPU that appeared a moment ago is looked at again when it is old enough.
         with anyio.move_on_after(snapshot.settled_in or None):

@@ -125,9 +125,7 @@ class _Show:
         await self._arrives(I915, {_FIRST, _SECOND}, "after its socket was there", restarted)
         await self._arrives(XE, set(), "after its socket was there", restarted)
 
-    async def _arrives(
-        self, resource: str, devices: set[str], when: str, since: float | None = None
-    ) -> None:
+    async def _arrives(self, resource: str, devices: set[str], when: str, since: float | None = None) -> None:
         """Wait for a list at the kubelet, and say how long it took."""
         since = time.monotonic() if since is None else since
         await self.kubelet.wait_for_devices(resource, devices)

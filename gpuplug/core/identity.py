@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
+from binascii import crc32
 from typing import Final
 
 from gpuplug.model import DeviceId
@@ -72,12 +72,12 @@ def socket_name(resource: str, process: str, generation: int, room: int) -> str:
 
     The name is fresh for every process and generation, since kubelets may refuse a
     path that they still serve; ``process`` is random (every container has the same pid).
-    The hash keeps two resources apart whose readable part is cut or equal.
+    The checksum keeps two resources apart whose readable part is cut or equal.
 
     :raises ValueError: if not even the shortest name has room.
     """
-    digest = hashlib.blake2s(resource.encode(), digest_size=4).hexdigest()
-    tail = f"{digest}-{process}-{generation}.sock"
+    # Not hashlib: it would bring in OpenSSL, 3 MiB for a name that only has to differ.
+    tail = f"{crc32(resource.encode()):08x}-{process}-{generation}.sock"
     slug = re.sub(r"[^A-Za-z0-9]+", "-", resource.rpartition("/")[2]).strip("-")
     slug = slug[: max(0, min(_SLUG_ROOM, room - len(SOCKET_PREFIX) - len(tail) - 1))]
     name = SOCKET_PREFIX + (f"{slug}-" if slug else "") + tail
