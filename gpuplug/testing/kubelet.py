@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SOCKET: Final = "kubelet.sock"
-"""File name of the kubelet's own socket."""
-
 
 class FakeKubeletError(GpuplugError):
     """A call of the kubelet to a plugin failed; the text says which call and why."""
@@ -84,7 +81,7 @@ class FakeKubelet:
         ``history``: how many lists to keep per resource, all by default.
         """
         self.directory: Final = directory
-        self.socket_path: Final = directory / SOCKET
+        self.socket_path: Final = directory / "kubelet.sock"
         self.faults: Final = Faults()
         self._manners: Final = Manners(dial_back, dial_timeout)
         self._cleans: Final = cleans
@@ -113,12 +110,9 @@ class FakeKubelet:
         with anyio.CancelScope(shield=True):
             await self.stop()
         self._tasks.cancel_scope.cancel()
-        if isinstance(error, anyio.get_cancelled_exc_class()):
-            return await self._tasks.__aexit__(kind, error, trace)
-        await self._tasks.__aexit__(None, None, None)  # given the error it would wrap it in a group
-        return None
-
-    # the kubelet's life
+        if not isinstance(error, anyio.get_cancelled_exc_class()):
+            kind = error = trace = None  # it leaves this context as it is, not in a group
+        return await self._tasks.__aexit__(kind, error, trace)
 
     async def start(self) -> None:
         """Delete what earlier lives left in the directory, then listen on a new kubelet.sock.
@@ -199,8 +193,8 @@ class FakeKubelet:
     ) -> T:
         """Wait until ``predicate`` of this kubelet is true; return its value.
 
-        It is asked again after every change here. Raises ``TimeoutError`` after ``within``
-        seconds; the text says ``what`` was awaited and what there is instead.
+        Raises ``TimeoutError`` after ``within`` seconds; the text says ``what`` was awaited and
+        what there is instead.
         """
         with anyio.move_on_after(within):
             while not (value := predicate(self)):
@@ -276,12 +270,12 @@ class FakeKubelet:
 
     def pause_lists(self) -> None:
         """Stop reading lists: what plugins send fills the flow-control window. Until a restart."""
-        if self._registry is not None:
+        if self._registry:
             self._registry.lists_allowed = anyio.Event()
 
     def resume_lists(self) -> None:
         """Read lists again."""
-        if self._registry is not None:
+        if self._registry:
             self._registry.lists_allowed.set()
 
     def _client(self, resource: str) -> Client:

@@ -12,6 +12,7 @@ import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
+import anyio
 import betterproto2
 from grpclib.client import Channel
 from grpclib.config import Configuration
@@ -117,9 +118,10 @@ class KubeletServer(Server):
         return protocol
 
     async def end(self) -> None:
-        """Stop listening, cancel the calls, close the connections, and wait for all that."""
+        """Stop listening, cancel the calls, close the connections, and wait for that a second at most."""
         self.close()
         for protocol in list(self._protocols):
             if hasattr(protocol, "connection"):  # else it was never connected
                 protocol.connection.close()
-        await self.wait_closed()
+        with anyio.move_on_after(1):
+            await self.wait_closed()
