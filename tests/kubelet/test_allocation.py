@@ -105,9 +105,7 @@ async def test_more_shares_than_gpus_name_no_device_node_twice(node: Node) -> No
 
 
 async def test_a_container_goes_on_with_the_device_of_its_pods_init_container(node: Node) -> None:
-    # The kubelet passes the init container's device on as MustInclude, and asks for one more.
-    # With 3 shares on each of 3 GPUs, a plugin that ignored MustInclude would name a share on
-    # the wrong GPU sooner or later; so would a kubelet that was given no preference.
+    # With 3 shares on each of 3 GPUs, the second device must be a share of another GPU.
     node.machine.add_gpus(3)
     await node.serve(shares=3)
     await node.kubelet.until_allocatable(I915, 9)
@@ -120,6 +118,25 @@ async def test_a_container_goes_on_with_the_device_of_its_pods_init_container(no
         assert len(first) == 1
         assert set(first) < set(then), given
         assert len(gpus(then)) == 2, given
+        await node.kubelet.delete(name)
+
+
+async def test_devices_that_a_container_must_include_count_in_what_is_preferred(node: Node) -> None:
+    # One device fits best on NUMA node 0, where nothing else is free, and two fit best on node 1.
+    # An answer for two that does not count the one that the init container has would name both
+    # GPUs of node 1, and the kubelet would take either of them. The right one names one of them.
+    node.machine.add_gpu("0000:03:00.0", numa_node=0)
+    node.machine.add_gpu("0000:83:00.0", numa_node=1)
+    node.machine.add_gpu("0000:84:00.0", numa_node=1)
+    await node.serve()
+    await node.kubelet.until_allocatable(I915, 3)
+    for index in range(8):
+        name = f"pod-{index}"
+        given = await node.kubelet.admit(
+            Pod(name, (Ask("main", {I915: 2}),), init=(Ask("prepare", {I915: 1}),))
+        )
+        assert given["prepare"].ids == ("0000:03:00.0",)
+        assert given["main"].ids == ("0000:03:00.0", "0000:83:00.0")
         await node.kubelet.delete(name)
 
 
