@@ -9,6 +9,7 @@ import argparse
 import importlib
 import importlib.metadata
 import os
+import re
 import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -25,7 +26,7 @@ COMMANDS: Final = {
 }
 """Each command is the module of that name in ``gpuplug.commands``."""
 
-_FLAGS: Final = frozenset(option.flag for option in OPTIONS)
+_ONE_DASH: Final = re.compile(r"-[a-z]{2}")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | No
 def _parse(words: Sequence[str]) -> dict[str, Any]:
     options, unknown = _parser().parse_known_args(words)
     if unknown:
-        raise SettingError(f"unknown option or argument: {unknown[0]}")
+        raise SettingError(f"unknown option or argument: {unknown[0]!r}")
     return vars(options)
 
 
@@ -65,10 +66,7 @@ def _normal(arguments: Sequence[str]) -> list[str]:
 
     Go's flags may bear one dash or two, so existing manifests say ``-shared-dev-num=10``.
     """
-    words = []
-    for word in arguments:
-        flag = "-" + word.partition("=")[0]
-        words.append("-" + word if flag in _FLAGS else word)
+    words = ["-" + word if _ONE_DASH.match(word) else word for word in arguments]
     if words and words[0].startswith("-") and words[0] not in {"-h", "--help", "--version"}:
         words.insert(0, "serve")
     return words

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 MAX_GPUS: Final = 128
 """GPUs on one node that a list must have room for: twice the 64 card numbers of older kernels."""
 
-MAX_SHARES: Final = 762
-"""The largest ``--shared-dev-num`` with which 128 GPUs stay under the 4 MiB of one gRPC message."""
+MAX_SHARES: Final = 764
+"""The largest ``--shared-dev-num`` with which 128 GPUs stay under the 4 MiB of one gRPC message.
+
+Counted by ``core.sizes`` for PCI addresses of 16 characters, the longest that there can be
+(``ffffffff:e1:00.0``), any NUMA node and any health.
+"""
 
 LOG_LEVELS: Final = ("trace", "debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
@@ -50,11 +54,15 @@ def _seconds(text: str) -> float:
 def _absolute(text: str) -> str:
     if not text.startswith("/") or "\0" in text:
         raise ValueError("is not an absolute path")
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of another encoding; the kubelet takes UTF-8 alone
+        raise ValueError("is not UTF-8") from None
     return text.rstrip("/") or "/"
 
 
 def _prefix(text: str) -> str:
-    return "" if text in {"", "/"} else _absolute(text)
+    return _absolute(text).rstrip("/") if text else ""
 
 
 def _choice(*choices: str) -> Callable[[str], str]:
