@@ -14,9 +14,10 @@ import os
 import re
 import stat
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from glob import glob
-from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from gpuplug.model import DrmNode, Gpu, Rejected, Snapshot
@@ -32,6 +33,7 @@ The card node follows the render node after 1 to 6 ms.
 
 _NODE: Final = re.compile(r"(card|renderD)[0-9]+", re.ASCII)
 _NUMBERS: Final = re.compile(r"([0-9]{1,10}):([0-9]{1,10})", re.ASCII)
+_RANGE: Final = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", re.ASCII)
 _ATTRIBUTE_LIMIT: Final = 4096
 """Bytes of a sysfs attribute: the kernel gives it one page."""
 _GLOB_LIMIT: Final = 64
@@ -70,22 +72,29 @@ def scan(roots: Roots, attributes: Iterable[str] = (), *, now: float | None = No
     gpus: list[Gpu] = []
     rejected: list[Rejected] = []
     fresh: dict[str, float] = {}
-    for device, names in sorted(_by_device(roots, rejected).items()):
-        address = os.path.basename(device)
+    devices = sorted(
+        (_shown(os.path.basename(_home(device))), device, names)
+        for device, names in _by_device(roots, rejected).items()
+    )
+    bearers = Counter(address for address, _, _ in devices)
+    for address, device, names in devices:
+        if bearers[address] > 1:  # their Device ids would be the same
+            continue
         try:
             gpu, changed = _gpu(roots, device, names, wanted)
         except _Wrong as error:
             rejected.append(Rejected(address, str(error)))
             continue
         if 0 <= now - changed < SETTLING:  # a node "from the future" means that the clock was set
-            fresh[gpu.address] = changed + SETTLING - now
+            fresh[address] = changed + SETTLING - now
         if gpu.nodes:
             gpus.append(gpu)
         elif gpu.missing:
             reason = f"none of its nodes is in /dev/dri: {', '.join(gpu.missing)}"
-            rejected.append(Rejected(gpu.address, reason))
-    gpus.sort(key=lambda g: g.address)
-    _refuse_twins(gpus, rejected)
+            rejected.append(Rejected(address, reason))
+    rejected += [
+        Rejected(a, f"{count} bus devices have this name") for a, count in bearers.items() if count > 1
+    ]
     rejected.sort(key=lambda r: r.address)
     return Snapshot(tuple(gpus), tuple(rejected), frozenset(fresh), max(fresh.values(), default=0.0))
 
@@ -120,50 +129,55 @@ def _by_device(roots: Roots, rejected: list[Rejected]) -> dict[str, list[str]]:
     """Pair the DRM minors by the bus device that they hang on; the names alone say nothing."""
     try:
         names = sorted(name for name in os.listdir(roots.drm) if _NODE.fullmatch(name))
-    except OSError:
+    except OSError as error:
+        if error.errno not in _GONE:
+            rejected.append(Rejected(roots.drm, f"it cannot be listed: {error.strerror}"))
         return {}
     found: dict[str, list[str]] = {}
     for name in names:
+        link = f"{roots.drm}/{name}/device"
         try:
-            device = os.path.realpath(f"{roots.drm}/{name}/device", strict=True)
+            device = os.path.realpath(link, strict=True)
         except OSError as error:
-            if os.path.exists(f"{roots.drm}/{name}") or error.errno == errno.ELOOP:
+            if os.path.lexists(f"{roots.drm}/{name}"):  # the kernel removes this one first
                 rejected.append(Rejected(name, f"its sysfs device link cannot be followed: {error.strerror}"))
             continue
-        found.setdefault(device, []).append(name)
+        if os.path.islink(link) and os.path.isdir(device):
+            found.setdefault(device, []).append(name)
+        else:
+            rejected.append(Rejected(name, "its sysfs device is not a link to a folder"))
     return found
-
-
-def _refuse_twins(gpus: list[Gpu], rejected: list[Rejected]) -> None:
-    """Leave out GPUs whose address is not unique: their Device ids would be the same."""
-    for one, other in [(a, b) for a, b in pairwise(gpus) if a.address == b.address]:
-        for gpu in (one, other):
-            if gpu in gpus:
-                gpus.remove(gpu)
-        rejected.append(Rejected(one.address, "two bus devices have this name"))
 
 
 def _gpu(roots: Roots, device: str, names: Sequence[str], wanted: Sequence[str]) -> tuple[Gpu, float]:
     """Read one GPU from scratch; return it and the time of its newest node."""
     nodes, missing, changed = _nodes(roots, roots.drm, names)
-    bus = _link(device, "subsystem")
-    kernel_driver = _kernel_driver(device)
-    if bus == "virtio":
-        # virtioN is numbered by order of appearance; the PCI device above it has the lasting name.
-        device = os.path.dirname(device)
-        bus = _link(device, "subsystem")
+    home = _home(device)
+    address = os.path.basename(home)
+    if address != _shown(address):
+        raise _Wrong("its name is not text")
+    bus = _link(home, "subsystem")
+    pci = bus == "pci"  # elsewhere files of these names may be anything
     return Gpu(
-        address=os.path.basename(device),
+        address=address,
         bus=bus,
-        kernel_driver=kernel_driver,
+        kernel_driver=_kernel_driver(device),
         nodes=nodes,
         missing=missing,
-        vendor=_hexadecimal(device, "vendor"),
-        device=_hexadecimal(device, "device"),
-        pci_class=_hexadecimal(device, "class"),
-        numa_node=_numa_node(roots, device),
-        attributes=_attributes(device, wanted),
+        vendor=_hexadecimal(home, "vendor") if pci else None,
+        device=_hexadecimal(home, "device") if pci else None,
+        pci_class=_hexadecimal(home, "class") if pci else None,
+        numa_node=_numa_node(roots, home),
+        attributes=MappingProxyType(_attributes(home, wanted)),
     ), changed
+
+
+def _home(device: str) -> str:
+    """Return the device that gives the GPU its address.
+
+    virtioN is numbered by order of appearance; the PCI device above it has the lasting name.
+    """
+    return os.path.dirname(device) if _link(device, "subsystem") == "virtio" else device
 
 
 def _kernel_driver(device: str) -> str:
@@ -184,8 +198,10 @@ def _nodes(
     changed = 0.0
     for name in names:
         text = _read(f"{folder}/{name}/dev")
-        if text is None:  # gone between the listing and now
-            continue
+        if text is None:
+            if os.path.lexists(f"{folder}/{name}"):
+                raise _Wrong(f"{name}: sysfs gives no device number")
+            continue  # gone between the listing and now
         numbers = _NUMBERS.fullmatch(text)
         if numbers is None:
             raise _Wrong(f"{name}: sysfs gives {text[:20]!r} as its device number")
@@ -216,9 +232,14 @@ def _kind(mode: int) -> str:
 def _link(device: str, name: str) -> str:
     """Return the last part of a sysfs link; empty where there is no such link."""
     try:
-        return os.path.basename(os.readlink(f"{device}/{name}"))
+        return _shown(os.path.basename(os.readlink(f"{device}/{name}")))
     except OSError:
         return ""
+
+
+def _shown(name: str) -> str:
+    """Return a file's name as text that can be printed and sent, whatever bytes it is made of."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _read(path: str) -> str | None:
@@ -227,7 +248,10 @@ def _read(path: str) -> str | None:
     :raises _Wrong: if it cannot be read, or is not one page of text.
     """
     try:
-        # A FIFO in the place of an attribute must not hold the scan, nor a link lead it to a GPU node.
+        # Nothing but a file is opened: a FIFO in the place of an attribute must not hold the
+        # scan, nor a link lead it to a GPU node; the flags are for what changes in between.
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise _Wrong(f"{path} is not a regular file")
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno in _GONE:
@@ -276,11 +300,8 @@ def _numa_node(roots: Roots, device: str) -> int | None:
 
 def _in_list(number: int, text: str) -> bool:
     """Tell whether a kernel list (``0-1,3``) has the number."""
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit() and (not last or last.isdigit()) and int(first) <= number <= int(last or first):
-            return True
-    return False
+    ranges = (_RANGE.fullmatch(part) for part in text.split(","))
+    return any(int(r[1]) <= number <= int(r[2] or r[1]) for r in ranges if r)
 
 
 def _attributes(device: str, wanted: Sequence[str]) -> dict[str, str]:
