@@ -7,6 +7,7 @@ and may ask again for the same Devices at any time.
 from __future__ import annotations
 
 from collections import Counter
+from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING, Final
 
 from gpuplug.core.identity import split_device_id
@@ -53,8 +54,10 @@ def answer(offers: Sequence[Offer], envs: Mapping[str, str]) -> Allocation:
     for offer in offers:
         for spec in offer.specs:
             specs.setdefault(spec.container_path, spec)
+    for offer in offers:
         for mount in offer.mounts:
-            mounts.setdefault(mount.container_path, mount)
+            if mount.container_path not in specs:
+                mounts.setdefault(mount.container_path, mount)
     return Allocation(tuple(specs.values()), tuple(mounts.values()), dict(envs))
 
 
@@ -94,13 +97,16 @@ def preferred(
     for id_ in must:
         gpus[_address(id_)].remove(id_)
     home = _home(gpus, numa, taken, size - len(chosen))
+    # One entry per GPU with a share free, the best one on top.
+    heap = [(taken[a], numa[a] not in home, -len(ids), a) for a, ids in gpus.items() if ids]
+    heapify(heap)
     while len(chosen) < size:
-        address = min(
-            (address for address, ids in gpus.items() if ids),
-            key=lambda a: (taken[a], numa[a] not in home, -len(gpus[a]), a),
-        )
-        chosen.append(gpus[address].pop(0))
-        taken[address] += 1
+        held, away, left, address = heap[0]
+        chosen.append(gpus[address][left])
+        if left == -1:
+            heappop(heap)
+        else:
+            heapreplace(heap, (held + 1, away, left + 1, address))
     return tuple(DeviceId(id_) for id_ in chosen)
 
 

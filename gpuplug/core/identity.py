@@ -22,7 +22,9 @@ _DIGITS: Final = 9
 # domain/name as in the Kubernetes API ("qualified name"): a DNS subdomain and up to 63 characters.
 _DOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
-_MAX_DOMAIN: Final = 253
+# The kubelet checks it with "requests." in front (IsExtendedResourceName in k8s.io/kubernetes 1.36).
+_QUOTA: Final = "requests."
+_MAX_DOMAIN: Final = 253 - len(_QUOTA)
 
 
 def device_id(address: str, share: int) -> DeviceId:
@@ -47,7 +49,7 @@ def split_device_id(id_: str) -> tuple[str, int] | None:
 def id_problem(address: str, shares: int) -> str | None:
     """Say why a GPU's address does not make Device ids, or ``None`` where it does."""
     longest = device_id(address, shares - 1)
-    if not address or _SEPARATOR in address:
+    if not address.isprintable() or split_device_id(device_id(address, 1)) != (address, 1):
         return f"its address {address!r} cannot be part of a Device id"
     if len(longest.encode()) > MAX_DEVICE_ID:
         return f"the Device id {longest} is longer than {MAX_DEVICE_ID} characters"
@@ -63,7 +65,7 @@ def is_resource_name(name: str) -> bool:
         and _DOMAIN.fullmatch(domain)
         and _NAME.fullmatch(rest)
         and not domain.endswith("kubernetes.io")
-        and not domain.startswith("requests.")
+        and not domain.startswith(_QUOTA)
     )
 
 
@@ -88,4 +90,4 @@ def socket_name(resource: str, process: str, generation: int, room: int) -> str:
 
 def socket_room(directory: str) -> int:
     """Return how many bytes are left for a socket's name in this folder."""
-    return MAX_SOCKET_PATH - len(directory.rstrip("/").encode()) - 1
+    return MAX_SOCKET_PATH - len(directory.encode()) - 1

@@ -57,15 +57,17 @@ def settled(snapshot: Snapshot, known: Inventory) -> Snapshot:
     """Leave out the GPUs that appeared a moment ago and may not have all their nodes yet.
 
     The kernel makes the render node first and the card node milliseconds later; a GPU is
-    published whole. One that is known already stays, whatever happens to its nodes.
+    published whole. One that is known already stays, whatever happens to its nodes; and what
+    was left out before stays so, for the reason that it had.
     """
     early = {address for address in snapshot.fresh if address not in known.judgements}
     if not early:
         return snapshot
+    still = tuple(rejected for rejected in known.rejected if rejected.address in early)
     return replace(
         snapshot,
         gpus=tuple(gpu for gpu in snapshot.gpus if gpu.address not in early),
-        rejected=tuple(rejected for rejected in snapshot.rejected if rejected.address not in early),
+        rejected=still + tuple(rejected for rejected in snapshot.rejected if rejected.address not in early),
     )
 
 
