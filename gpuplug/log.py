@@ -22,9 +22,13 @@ class _Forward(logging.Handler):
     """Hand records of the standard ``logging`` to loguru."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep level, text and traceback."""
+        """Keep level, text and traceback; a record that cannot be put together is no error of ours."""
         level = record.levelname if record.levelname in _LEVELS else "WARNING"
-        logger.opt(exception=record.exc_info).log(level, "{}: {}", record.name, record.getMessage())
+        try:
+            text = record.getMessage()
+        except Exception:  # noqa: BLE001 - whatever the library's arguments do when they are formatted
+            text = f"{record.msg!r} with arguments that do not fit"
+        logger.opt(exception=record.exc_info).log(level, "{}: {}", record.name, text)
 
 
 _LEVELS = frozenset({"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"})
@@ -60,5 +64,5 @@ def _line(message: Message) -> str:
         **record["extra"],
     }
     if record["exception"] is not None:
-        fields["exception"] = str(message).partition("\n")[2].strip()
+        fields["exception"] = str(message).removeprefix(record["message"]).strip()
     return json.dumps(fields, ensure_ascii=False, default=str)

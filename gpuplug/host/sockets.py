@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
@@ -31,11 +30,15 @@ def identify(path: str) -> SocketId | None:
     return SocketId(found.st_dev, found.st_ino, found.st_ctime_ns)
 
 
-def remove_if_same(path: str, identity: SocketId | None) -> None:
-    """Remove a socket file, unless another one has taken its place."""
-    if identity is not None and identify(path) == identity:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+def remove_if_same(path: str, identity: SocketId | None) -> bool:
+    """Remove a socket file, unless another one has taken its place; tell whether it was removed."""
+    if identity is None or identify(path) != identity:
+        return False
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
 
 
 def remove_abandoned(directory: str, prefix: str) -> list[str]:
@@ -51,8 +54,7 @@ def remove_abandoned(directory: str, prefix: str) -> list[str]:
     for name in names:
         path = f"{directory}/{name}"
         identity = identify(path)
-        if identity is not None and not _answers(path):
-            remove_if_same(path, identity)
+        if identity is not None and not _answers(path) and remove_if_same(path, identity):
             removed.append(name)
     return removed
 
