@@ -99,6 +99,7 @@ async def run(kubelet_dir: Path, resource: str, count: int) -> None:
         async with serving(socket, ids):
             with contextlib.suppress(OSError, GRPCError, StreamTerminatedError, TimeoutError):
                 await register(kubelet, socket.name, resource)
+                print("registered", flush=True)  # noqa: T201 - whoever started this process waits for it
             while _identity(kubelet) == identity:
                 await asyncio.sleep(_LOOK_SECONDS)
 

@@ -135,8 +135,11 @@ def _mount_all(scratch: Path, homes: list[Path]) -> None:
     for folder in ("/var/lib/kubelet", "/var/log", "/run"):
         _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", folder)
     _mount("-t", "proc", "proc", "/proc")
+    settings = private / "settings"
+    settings.mkdir()
+    _mount("-t", "tmpfs", "tmpfs", str(settings))  # apart, as the kubelet looks up a disk by its last mount
     for setting in _KERNEL_SETTINGS:
-        real, stand_in = Path("/proc/sys", setting), private / "settings" / setting
+        real, stand_in = Path("/proc/sys", setting), settings / setting
         if real.exists():
             stand_in.parent.mkdir(parents=True, exist_ok=True)
             stand_in.write_text(real.read_text())

@@ -27,6 +27,8 @@ class Container:
     id: str
     restarts: int
     exit_code: int | None
+    health: Mapping[str, str]
+    """What is said of the Devices that it holds, by their ids; empty where nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,4 +113,9 @@ def _container(each: Mapping[str, Any]) -> Container:
         id=each.get("containerID", ""),
         restarts=each.get("restartCount", 0),
         exit_code=detail.get("exitCode"),
+        health={
+            device["resourceID"]: device["health"]
+            for status in each.get("allocatedResourcesStatus") or ()
+            for device in status.get("resources") or ()
+        },
     )

@@ -167,6 +167,12 @@ class Node:
         """Wait until the kubelet has refused the pod."""
         return await self._pod_until(name, "to be refused", lambda pod: pod.refused)
 
+    async def pod_health(self, name: str, container: str, health: Mapping[str, str]) -> None:
+        """Wait until the kubelet says this of the Devices that a container holds."""
+        await self._pod_until(
+            name, f"to have {health}", lambda pod: pod.containers[container].health == health
+        )
+
     async def _pod_until(self, name: str, what: str, good: Any) -> Pod:
         def ended(pod: Pod | None) -> bool:
             return pod is not None and (pod.refused or bool(good(pod)))

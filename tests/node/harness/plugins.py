@@ -35,10 +35,10 @@ def start_gpuplug(node: Node, *, shares: int = 1) -> Program:
     return node.start("gpuplug", gpuplug_command(node.machine_root, shares=shares))
 
 
-def start_small_plugin(node: Node, *, count: int = 2) -> Program:
+def start_small_plugin(node: Node, *, name: str = "neighbour", count: int = 2) -> Program:
     """Start the other device plugin, which shares no serving code with gpuplug."""
     options = ["--kubelet-dir", PLUGIN_DIR, "--resource", WIDGET, "--count", str(count)]
-    return node.start("neighbour", [sys.executable, "-m", "gpuplug.testing.small_plugin", *options])
+    return node.start(name, [sys.executable, "-m", "gpuplug.testing.small_plugin", *options])
 
 
 def _pod_resources_socket(node: Node) -> Path:
