@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from blockbuster import BlockingError
 from grpclib.client import Channel
 from grpclib.exceptions import GRPCError
 
+from gpuplug.host.sysfs import Roots, scan
 from gpuplug.kubelet.v1beta1 import (
     AllocateRequest,
     AllocateResponse,
@@ -37,6 +39,8 @@ from gpuplug.testing.transport import KubeletServer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from gpuplug.testing import Machine
 
 GPU = "gpu.example.com/tiny"
 A = Device("a", "Healthy", TopologyInfo([NumaNode(0)]))
@@ -233,6 +237,17 @@ async def test_the_end_of_an_old_stream_costs_whoever_bears_the_name_now(kubelet
         assert kubelet.resource(GPU).healthy == frozenset()
         await kubelet.wait_for(lambda k: not k.resource(GPU).streams)
         assert len(kubelet.resource(GPU).ends) == 2
+
+
+async def test_a_stop_ends_the_streams_of_replaced_plugins_too(kubelet_dir: Path) -> None:
+    async with FakeKubelet(kubelet_dir) as kubelet, tiny(kubelet_dir) as old, tiny(kubelet_dir) as new:
+        for plugin in (old, new):
+            plugin.publish(A)
+            await plugin.register()
+        await kubelet.wait_for(lambda k: k.resource(GPU).streams == 2)
+        await kubelet.stop()
+        await kubelet.wait_for(lambda k: len(k.resource(GPU).ends) == 2)
+        assert kubelet.resource(GPU).streams == 0
 
 
 async def test_to_an_older_kubelet_the_end_of_an_old_stream_is_nothing(kubelet_dir: Path) -> None:
@@ -467,3 +482,9 @@ async def test_what_fails_in_its_body_comes_out_as_it_is(kubelet_dir: Path) -> N
     with pytest.raises(ZeroDivisionError):
         async with FakeKubelet(kubelet_dir):
             raise ZeroDivisionError
+
+
+async def test_gpuplug_may_not_block_the_event_loop_in_tests_and_the_fakes_may(machine: Machine) -> None:
+    machine.add_gpu()
+    with pytest.raises(BlockingError, match=r"os\.listdir"):
+        scan(Roots(str(machine.root)))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import gpuplug.testing
 from gpuplug.testing import Lie, Machine, break_node
 from gpuplug.testing.devfs import Links, free_minor, node_maker
 from gpuplug.testing.lies import HUGE, put_file, put_unreadable
@@ -128,6 +131,16 @@ def test_dev_dri_goes_with_the_last_node_and_comes_back_with_another_inode(machi
         machine.add_gpu(B)
         assert machine.dri.stat().st_ino != before
         before = machine.dri.stat().st_ino
+
+
+def test_dev_dri_gets_another_inode_even_if_its_number_is_free_again(machine: Machine) -> None:
+    machine.add_gpu(A)
+    before = machine.dri.stat().st_ino
+    machine.remove_gpu(A)
+    for spare in (machine.root / ".spares").glob("tmp*"):
+        spare.rmdir()
+    machine.add_gpu(A)
+    assert machine.dri.stat().st_ino != before
 
 
 def test_a_removed_gpu_leaves_nothing_but_the_driver(machine: Machine) -> None:
@@ -322,3 +335,10 @@ def test_a_virtio_gpu_has_its_driver_on_the_child(machine: Machine) -> None:
     machine.remove_gpu(gpu.address)
     assert list((machine.sys / "bus/virtio/devices").iterdir()) == []
     assert list((machine.sys / "bus/virtio/drivers/virtio_gpu").iterdir()) == []
+
+
+def test_a_machine_needs_no_grpclib() -> None:
+    script = "import sys, gpuplug.testing as t; t.Machine; assert 'grpclib' not in sys.modules; t.FakeKubelet"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'RealKubelet'"):
+        _ = gpuplug.testing.RealKubelet
