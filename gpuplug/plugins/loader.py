@@ -7,8 +7,10 @@ module that cannot be imported, or that misspells a hook, is a named problem and
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
 
 import pluggy
 
@@ -17,7 +19,7 @@ from gpuplug.model import HEALTHY, DeviceSpec, Mount, Verdict
 from gpuplug.plugins import hookspecs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import ModuleType
 
     from gpuplug.model import Device, Gpu
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PERMISSIONS: Final = frozenset({"r", "w", "m", "rw", "rm", "wm", "rwm"})
+_FAILURES: Final = (Exception, SystemExit)
+"""What a driver may raise; code that is imported or called may also call ``exit()``."""
+_PERMISSIONS: Final = ("r", "w", "m", "rw", "rm", "wm", "rwm")
+_SHOWN: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +69,16 @@ class LoadedDriver:
         try:
             manager.register(module, name=name)
             manager.check_pending()
+            callers: Sequence[pluggy.HookCaller] | None = manager.get_hookcallers(module)
         except pluggy.PluginValidationError as error:
-            raise DriverError(f"driver {name}: {error}") from error
-        if not manager.get_hookcallers(module):
+            raise DriverError(f"driver {name}: {_sentence(error)}") from error
+        except _FAILURES as error:  # pluggy looks at every attribute, and one may be computed
+            raise DriverError(f"driver {name} cannot be looked at: {_sentence(error)}") from error
+        if not callers:
             raise DriverError(f"driver {name}: {_called(module)} implements no gpuplug hook")
+        for caller in callers:
+            if any(inspect.iscoroutinefunction(hook.function) for hook in caller.get_hookimpls()):
+                raise DriverError(f"driver {name}: {caller.name} is a coroutine; hooks are plain functions")
         self.name: Final = name
         self.distribution: Final = distribution
         """``name version`` of the distribution that it came in; empty where it has none."""
@@ -89,7 +100,9 @@ class LoadedDriver:
             return tuple(DeviceSpec(node.path, node.host_path) for node in gpu.nodes)
         for spec in specs:
             if spec.permissions not in _PERMISSIONS:
-                raise DriverError(f"driver {self.name}: {spec.permissions!r} is not a set of r, w and m")
+                raise DriverError(
+                    f"driver {self.name}: {_shown(spec.permissions)} is not a set of r, w and m"
+                )
         self._check_paths([(spec.container_path, spec.host_path) for spec in specs])
         return specs
 
@@ -97,20 +110,41 @@ class LoadedDriver:
         """Ask for mounts; without an answer none."""
         mounts = self._ask_for_each("gpuplug_mounts", Mount, gpu=gpu, settings=settings) or ()
         self._check_paths([(mount.container_path, mount.host_path) for mount in mounts])
+        for mount in mounts:
+            if type(mount.read_only) is not bool:
+                raise DriverError(f"driver {self.name}: read_only is {_shown(mount.read_only)}, not a bool")
         return mounts
 
     def envs(self, devices: Sequence[Device], settings: Settings) -> Mapping[str, str]:
         """Ask for environment variables; without an answer none."""
-        answer = self._ask("gpuplug_envs", dict, devices=tuple(devices), settings=settings) or {}
-        for key, value in answer.items():
-            if not isinstance(key, str) or not isinstance(value, str):
-                raise DriverError(f"driver {self.name}: environment variable {key!r} is not text to text")
-        return dict(answer)
+        answer = self._call("gpuplug_envs", devices=tuple(devices), settings=settings)
+        if answer is None:
+            return {}
+        if not isinstance(answer, Mapping):
+            raise DriverError(
+                f"driver {self.name}: gpuplug_envs returned {type(answer).__name__}, not Mapping"
+            )
+        try:
+            envs: dict[Any, Any] = dict(answer)
+        except _FAILURES as error:
+            raise DriverError(f"driver {self.name}: an answer raised {_sentence(error)}") from error
+        for key, value in envs.items():
+            if not _is_text(key) or not _is_text(value):
+                raise DriverError(
+                    f"driver {self.name}: environment variable {_shown(key)} is not text to text"
+                )
+            if not key or "=" in key:
+                raise DriverError(
+                    f"driver {self.name}: {_shown(key)} is not a name of an environment variable"
+                )
+        return envs
 
     def health(self, gpu: Gpu, settings: Settings) -> Verdict:
         """Ask for the health; without an answer healthy while no node is missing."""
         answer = self._ask("gpuplug_health", Verdict, gpu=gpu, settings=settings)
         if answer is not None:
+            if type(answer.healthy) is not bool or not _is_text(answer.reason):
+                raise DriverError(f"driver {self.name}: {_shown(answer)} is not a bool and a text")
             return answer
         if gpu.missing:
             return Verdict(healthy=False, reason=f"/dev/dri lacks {', '.join(gpu.missing)}")
@@ -129,14 +163,14 @@ class LoadedDriver:
     def _call(self, hook: str, **arguments: object) -> Any:  # noqa: ANN401 - whatever the driver answers
         try:
             return getattr(self._hooks, hook)(**arguments)
-        except Exception as error:
+        except _FAILURES as error:
             raise DriverError(f"driver {self.name}: {hook} raised {_sentence(error)}") from error
 
     def _check_paths(self, pairs: Sequence[tuple[object, object]]) -> None:
         for pair in pairs:
             for path in pair:
-                if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
-                    raise DriverError(f"driver {self.name}: {path!r} is not an absolute path")
+                if not _is_text(path) or not path.startswith("/"):
+                    raise DriverError(f"driver {self.name}: {_shown(path)} is not an absolute path")
 
 
 def load(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> Loaded:
@@ -167,14 +201,19 @@ def from_modules(modules: Mapping[str, ModuleType | object]) -> Loaded:
 def _load(name: str, find: Callable[[], object], origin: str) -> LoadedDriver:
     try:
         module = find()
-    except (Exception, SystemExit) as error:  # a module may call exit() while it is imported
+    except _FAILURES as error:
         raise DriverError(f"driver {name} cannot be imported: {_sentence(error)}") from error
     return LoadedDriver(name, module, origin)
 
 
 def _origin(entry_point: importlib.metadata.EntryPoint) -> str:
     distribution = entry_point.dist
-    return f"{distribution.name} {distribution.version}" if distribution is not None else ""
+    if distribution is None:
+        return ""
+    try:
+        return f"{distribution.name} {distribution.version}"
+    except Exception:  # noqa: BLE001 - damaged metadata; it is shown to people, and nothing depends on it
+        return ""
 
 
 def _called(module: object) -> str:
@@ -182,24 +221,42 @@ def _called(module: object) -> str:
 
 
 def _sentence(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = _said(str, error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _shown(value: object) -> str:
+    text = _said(repr, value) or f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _said(ask: Callable[[object], str], value: object) -> str:
+    """Put a driver's object into words on one line, or into none if even that fails."""
+    try:
+        return " ".join(ask(value).encode(errors="backslashreplace").decode().split())
+    except _FAILURES:
+        return ""
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """Tell whether the kubelet and the system take it as text: UTF-8 without a NUL."""
+    return isinstance(value, str) and "\0" not in value and value.encode(errors="ignore").decode() == value
 
 
 def _each(name: str, answer: Any, kind: type[T]) -> tuple[T, ...]:  # noqa: ANN401 - a driver's answer
     if isinstance(answer, str):  # a text is iterable, and never meant to be
-        raise DriverError(f"driver {name}: {answer!r} is not a sequence of {kind.__name__}")
+        raise DriverError(f"driver {name}: {_shown(answer)} is not a sequence of {kind.__name__}")
     try:
         items = tuple(answer)
-    except Exception as error:
+    except _FAILURES as error:
         raise DriverError(f"driver {name}: an answer raised {_sentence(error)}") from error
     for item in items:
         if not isinstance(item, kind):
-            raise DriverError(f"driver {name}: {item!r} is not a {kind.__name__}")
+            raise DriverError(f"driver {name}: {_shown(item)} is not a {kind.__name__}")
     return items
 
 
 def _relative(name: str, path: str) -> str:
-    if not path or path.startswith("/") or "\0" in path or ".." in path.split("/") or "**" in path:
-        raise DriverError(f"driver {name}: {path!r} is not a path or glob below the GPU's bus device")
+    if not path or path.startswith("/") or not _is_text(path) or ".." in path.split("/") or "**" in path:
+        raise DriverError(f"driver {name}: {_shown(path)} is not a path or glob below the GPU's bus device")
     return path
