@@ -111,7 +111,7 @@ class LoadedDriver:
         mounts = self._ask_for_each("gpuplug_mounts", Mount, gpu=gpu, settings=settings) or ()
         self._check_paths([(mount.container_path, mount.host_path) for mount in mounts])
         for mount in mounts:
-            if type(mount.read_only) is not bool:
+            if not _is_bool(mount.read_only):
                 raise DriverError(f"driver {self.name}: read_only is {_shown(mount.read_only)}, not a bool")
         return mounts
 
@@ -143,7 +143,7 @@ class LoadedDriver:
         """Ask for the health; without an answer healthy while no node is missing."""
         answer = self._ask("gpuplug_health", Verdict, gpu=gpu, settings=settings)
         if answer is not None:
-            if type(answer.healthy) is not bool or not _is_text(answer.reason):
+            if not _is_bool(answer.healthy) or not _is_text(answer.reason):
                 raise DriverError(f"driver {self.name}: {_shown(answer)} is not a bool and a text")
             return answer
         if gpu.missing:
@@ -236,6 +236,11 @@ def _said(ask: Callable[[object], str], value: object) -> str:
         return " ".join(ask(value).encode(errors="backslashreplace").decode().split())
     except _FAILURES:
         return ""
+
+
+def _is_bool(value: object) -> bool:
+    """Tell whether it is what its annotation says: no driver is type-checked here."""
+    return isinstance(value, bool)
 
 
 def _is_text(value: object) -> TypeGuard[str]:
