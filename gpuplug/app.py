@@ -76,14 +76,15 @@ async def _follow_machine(
         version = ticks.version
         snapshot = await anyio.to_thread.run_sync(look)
         known = inventory or Inventory()
-        latest = build(settled(snapshot, known), loaded.drivers, settings, known)
+        snapshot = settled(snapshot, known)
+        latest = build(snapshot, loaded.drivers, settings, known)
         for line in changes(inventory, latest):
             logger.log(line.level, "{}", line.text)
         endpoints.apply(diff(known, latest))
         if inventory is None:
             await anyio.to_thread.run_sync(give_back)
         inventory = latest
-        # A GPU that appeared a moment ago is looked at again when it is old enough.
+        # What was seen in the middle of coming or going is looked at again when that is over.
         with anyio.move_on_after(snapshot.settled_in or None):
             await ticks.newer(version)
 

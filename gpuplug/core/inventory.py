@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from gpuplug.model import Device, DeviceSpec, Gpu, Mount, Verdict
     from gpuplug.settings import Settings
 
-NO_RESOURCES: Final[Mapping[ResourceName, Resource]] = {}
+LEAVING: Final = 0.03
+"""Seconds until a GPU that was there, and cannot be read any more, is looked at again."""
 
 
 class Driver(Protocol):
@@ -54,20 +55,25 @@ class Driver(Protocol):
 
 
 def settled(snapshot: Snapshot, known: Inventory) -> Snapshot:
-    """Leave out the GPUs that appeared a moment ago and may not have all their nodes yet.
+    """Leave out what was seen in the middle of coming or going.
 
-    The kernel makes the render node first and the card node milliseconds later; a GPU is
-    published whole. One that is known already stays, whatever happens to its nodes; and what
-    was left out before stays so, for the reason that it had.
+    The kernel makes the render node first and the card node milliseconds later, so a GPU that
+    appeared a moment ago is not published before it is whole. One that is known already stays,
+    whatever happens to its nodes; and what was left out before stays so, for the reason that it
+    had. On removal the nodes go before the sysfs does: a GPU that was there and cannot be read
+    now is gone, and only if it is still so at the next look is there a fault to report.
     """
     early = {address for address in snapshot.fresh if address not in known.judgements}
-    if not early:
+    leaving = {rejected.address for rejected in snapshot.rejected if rejected.address in known.judgements}
+    if not early and not leaving:
         return snapshot
     still = tuple(rejected for rejected in known.rejected if rejected.address in early)
+    out = early | leaving
     return replace(
         snapshot,
         gpus=tuple(gpu for gpu in snapshot.gpus if gpu.address not in early),
-        rejected=still + tuple(rejected for rejected in snapshot.rejected if rejected.address not in early),
+        rejected=still + tuple(rejected for rejected in snapshot.rejected if rejected.address not in out),
+        settled_in=max(snapshot.settled_in, LEAVING if leaving else 0.0),
     )
 
 

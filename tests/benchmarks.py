@@ -1,0 +1,314 @@
+"""Measure gpuplug against its goals: ``uv run python -m tests.benchmarks [NAME…]``.
+
+The real ``gpuplug serve`` process, on a made-up machine in a temporary folder, in front of
+the made-up kubelet in this process. Where a time depends on the machine it runs on, the
+floor for it (what the libraries alone need, an empty gRPC call) is measured in the same run
+and printed beside it, with the ratio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from gpuplug.kubelet.v1beta1 import AllocateRequest, ContainerAllocateRequest
+from gpuplug.testing import FakeKubelet, Machine
+
+RESOURCE = "gpu.intel.com/i915"
+SERVE = (sys.executable, "-m", "gpuplug", "serve")
+LIBRARIES = "import anyio, grpclib.client, grpclib.server, betterproto2, loguru, pluggy, inotify_simple"
+IDLE = float(os.environ.get("GPUPLUG_BENCH_IDLE", "60"))
+"""Seconds of idling that are measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    what: str
+    measured: str
+    goal: str
+    met: bool | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A machine, a kubelet, and room for log files."""
+
+    folder: Path
+    machine: Machine
+    kubelet: FakeKubelet
+
+    def options(self, shares: int = 1) -> list[str]:
+        return [
+            f"--prefix={self.machine.root}",
+            f"--kubelet-dir={self.kubelet.directory}",
+            f"--shared-dev-num={shares}",
+        ]
+
+    @contextmanager
+    def process(self, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a command; its log is shown if the block fails."""
+        with (self.folder / "log").open("w+b") as log:
+            process = subprocess.Popen(command, stderr=log)
+            try:
+                yield process
+            except BaseException:
+                log.seek(0)
+                sys.stderr.write(log.read().decode()[-4000:])
+                raise
+            finally:
+                process.kill()
+                process.wait()
+
+    async def list_arrives(self, after: float, within: float = 30.0) -> float:
+        """Wait for a list that arrives after a moment; return the seconds since then."""
+        found = await self.kubelet.wait_for(
+            lambda kubelet: (
+                (latest := kubelet.resource(RESOURCE).latest) is not None and latest.at > after and latest
+            ),
+            "a new list",
+            within=within,
+        )
+        assert found
+        return float(found.at - after)
+
+
+@asynccontextmanager
+async def stage(gpus: int) -> AsyncIterator[Stage]:
+    with tempfile.TemporaryDirectory(prefix="gp-") as name:
+        folder = Path(name)
+        machine = Machine(folder / "m")
+        machine.add_gpus(gpus, numa_nodes=2)
+        async with FakeKubelet(folder / "k", history=1) as kubelet:
+            yield Stage(folder, machine, kubelet)
+
+
+def quantiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """Return p50 and p99 in milliseconds."""
+    ordered = sorted(seconds)
+    return 1000 * statistics.median(ordered), 1000 * ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+
+
+def memory(pid: int) -> tuple[float, float]:
+    """Return RSS and private memory of a process, in MiB (proc(5), smaps_rollup)."""
+    sizes = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        key, value, *_ = line.split()
+        sizes[key] = int(value) / 1024
+    return sizes["Rss:"], sizes["Private_Clean:"] + sizes["Private_Dirty:"]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of all threads, in seconds with a resolution of nanoseconds."""
+    return sum(int(f.read_text().split()[0]) for f in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+async def start_up() -> list[Row]:
+    """exec → Register at the kubelet, beside the time that importing the libraries takes."""
+    took, floor = [], []
+    for _ in range(7):
+        async with stage(1) as on:
+            begun = time.monotonic()
+            with on.process(*SERVE, *on.options()):
+                await on.kubelet.wait_for(lambda kubelet: kubelet.registrations, "a registration", within=20)
+                took.append(on.kubelet.registrations[0].at - begun)
+        begun = time.monotonic()
+        await anyio.run_process([sys.executable, "-c", LIBRARIES])
+        floor.append(time.monotonic() - begun)
+    best, middle, libraries = min(took), statistics.median(took), statistics.median(floor)
+    return [
+        Row(
+            "exec → registered",
+            f"{middle:.2f} s (best {best:.2f})",
+            "≤ 0.4 s",
+            middle <= 0.4,
+            f"importing the libraries and exit: {libraries:.2f} s; ratio {middle / libraries:.2f}",
+        )
+    ]
+
+
+async def hotplug() -> list[Row]:
+    """New node → list at the kubelet, 200 plugs and as many removals."""
+    plugged: list[float] = []
+    removed: list[float] = []
+    async with stage(1) as on:
+        with on.process(*SERVE, *on.options()):
+            await on.list_arrives(0)
+            for _ in range(200):
+                for act, times in (
+                    (lambda: on.machine.add_gpu("0000:07:00.0"), plugged),
+                    (lambda: on.machine.remove_gpu("0000:07:00.0"), removed),
+                ):
+                    begun = time.monotonic()
+                    act()
+                    times.append(await on.list_arrives(begun))
+    p50, p99 = quantiles(plugged)
+    gone50, gone99 = quantiles(removed)
+    return [
+        Row("plug → list at the kubelet, p50 / p99", f"{p50:.0f} / {p99:.0f} ms", "p99 ≤ 100 ms", p99 <= 100,
+            "200 plugs; a GPU counts as settled after 30 ms"),
+        Row("unplug → list at the kubelet, p50 / p99", f"{gone50:.0f} / {gone99:.0f} ms", "", None),
+    ]  # fmt: skip
+
+
+async def footprint() -> list[Row]:
+    """Memory with 1 and with 12,800 Devices; CPU over an idle minute with 1 GPU and with 128."""
+    rows = []
+    for gpus, shares, goal in ((1, 1, 36.0), (128, 100, 48.0)):
+        async with stage(gpus) as on:
+            with on.process(*SERVE, *on.options(shares)) as process:
+                await on.list_arrives(0)
+                await anyio.sleep(2)
+                before, begun = cpu_seconds(process.pid), time.monotonic()
+                await anyio.sleep(IDLE)
+                share = 100 * (cpu_seconds(process.pid) - before) / (time.monotonic() - begun)
+                rss, private = memory(process.pid)
+        name = f"{gpus * shares:,} devices on {gpus} GPU" + ("s" if gpus > 1 else "")
+        rows += [
+            Row(f"RSS / private, {name}", f"{rss:.1f} / {private:.1f} MiB", f"≤ {goal:.0f} MiB", rss <= goal),
+            Row(f"CPU over {IDLE:.0f} idle s, {name}", f"{share:.4f} %", "≤ 0.02 %", share <= 0.02),
+        ]
+    return rows
+
+
+async def timed(call: Callable[[], Awaitable[object]], times: int) -> tuple[float, float]:
+    took = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        await call()
+        took.append(time.perf_counter() - begun)
+    return quantiles(took)
+
+
+async def allocate() -> list[Row]:
+    """Allocate, beside GetDevicePluginOptions: the same way there and back with nothing to do."""
+    rows = []
+    for gpus, shares in ((1, 1), (128, 100)):
+        async with stage(gpus) as on:
+            with on.process(*SERVE, *on.options(shares)):
+                await on.list_arrives(0)
+                stub = on.kubelet.stub(RESOURCE)
+                request = AllocateRequest([ContainerAllocateRequest(["0000:03:00.0"])])
+                await timed(lambda: stub.allocate(request), 100)
+                p50, p99 = await timed(lambda: stub.allocate(request), 2000)
+                floor50, floor99 = await timed(lambda: stub.get_device_plugin_options(), 2000)
+        first = gpus == 1
+        rows.append(
+            Row(
+                f"Allocate p50 / p99, {gpus * shares:,} devices",
+                f"{p50:.2f} / {p99:.2f} ms",
+                "≤ 0.6 / 2 ms" if first else "",
+                (p50 <= 0.6 and p99 <= 2) if first else None,
+                f"an empty call: {floor50:.2f} / {floor99:.2f} ms; ratio {p50 / floor50:.2f}",
+            )
+        )
+    return rows
+
+
+async def many_devices() -> list[Row]:
+    """One GPU's change among 12,800 Devices → list on the wire; how long the loop is held up."""
+    took, lag = [], []
+    async with stage(128) as on:
+        out = on.folder / "lag"
+        command = (sys.executable, "-m", "tests.loop_lag", str(out), *on.options(100))
+        with on.process(*command) as process:
+            await on.list_arrives(0)
+            await anyio.sleep(2)
+            await _lag(process, out)
+            for _ in range(20):
+                for act in (on.machine.devfs.dri.joinpath("card0").rename, None):
+                    begun = time.monotonic()
+                    if act is not None:
+                        act(on.folder / "card0")
+                    else:
+                        (on.folder / "card0").rename(on.machine.dri / "card0")
+                    took.append(await on.list_arrives(begun))
+                lag.append(await _lag(process, out))
+    p50, p99 = quantiles(took)
+    held = 1000 * max(lag)
+    return [
+        Row("one change in 12,800 → list on the wire, p50 / max", f"{p50:.0f} / {p99:.0f} ms", "≤ 150 ms", p99 <= 150),
+        Row("longest time that the loop was held up meanwhile", f"{held:.0f} ms", "≤ 50 ms", held <= 50),
+    ]  # fmt: skip
+
+
+async def _lag(process: subprocess.Popen[bytes], out: Path) -> float:
+    """Ask the process for the longest gap since the last time."""
+    lines = len(out.read_text().splitlines()) if out.exists() else 0
+    process.send_signal(signal.SIGUSR1)
+    with anyio.fail_after(10):
+        while not out.exists() or len(found := out.read_text().splitlines()) <= lines:
+            await anyio.sleep(0.01)
+    return float(found[-1])
+
+
+async def stopping() -> list[Row]:
+    """SIGTERM → exit 0 with our sockets gone; kubelet restart → list."""
+    stopped, restarted = [], []
+    clean = True
+    for _ in range(5):
+        async with stage(1) as on:
+            with on.process(*SERVE, *on.options()) as process:
+                await on.list_arrives(0)
+                await on.kubelet.restart()
+                begun = time.monotonic()
+                restarted.append(await on.list_arrives(begun))
+                begun = time.monotonic()
+                process.terminate()
+                clean &= await asyncio.to_thread(process.wait) == 0
+                stopped.append(time.monotonic() - begun)
+                clean &= not list(on.kubelet.directory.glob("gpuplug-*"))
+    slowest = max(stopped)
+    left = "sockets gone, exit 0" if clean else "SOCKETS LEFT or another exit code"
+    return [
+        Row("SIGTERM → exit, slowest of 5", f"{slowest:.2f} s, {left}", "≤ 0.5 s", clean and slowest <= 0.5),
+        Row("kubelet restarted → list, p50 of 5", f"{1000 * statistics.median(restarted):.0f} ms", "", None),
+    ]
+
+
+BENCHMARKS: dict[str, Callable[[], Awaitable[list[Row]]]] = {
+    "start_up": start_up,
+    "hotplug": hotplug,
+    "allocate": allocate,
+    "many_devices": many_devices,
+    "stopping": stopping,
+    "footprint": footprint,
+}
+
+
+def show(rows: Sequence[Row]) -> None:
+    width = max(len(row.what) for row in rows)
+    print(f"{'':{width}}  {'measured':24}  {'goal':13}  met")
+    for row in rows:
+        met = {True: "yes", False: "NO", None: ""}[row.met]
+        print(f"{row.what:{width}}  {row.measured:24}  {row.goal:13}  {met:3}  {row.note}".rstrip())
+
+
+async def main(names: Sequence[str]) -> int:
+    rows: list[Row] = []
+    for name in names or BENCHMARKS:
+        print(f"… {name}", file=sys.stderr, flush=True)
+        rows += await BENCHMARKS[name]()
+    show(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    wrong = [name for name in sys.argv[1:] if name not in BENCHMARKS]
+    if wrong:
+        sys.exit(f"benchmarks: no {wrong[0]!r}; there are {', '.join(BENCHMARKS)}")
+    sys.exit(anyio.run(main, sys.argv[1:]))
