@@ -162,6 +162,10 @@ class DeviceManager:
         """Let the registration go on."""
         await self.ask("release")
 
+    def text(self) -> str:
+        """Return all that it has logged so far."""
+        return self.log.read_text(errors="replace")
+
     async def capacity(self) -> Capacity:
         """Return what the node would report now."""
         answer = await self.ask("capacity")

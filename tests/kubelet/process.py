@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from anyio.abc import Process as Running
@@ -47,6 +47,15 @@ class Process:
         if self.alive:
             self.running.send_signal(signal.SIGKILL)
         await self.ended(within=10)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let it do nothing for a while: what happens in the block, it can only find out later."""
+        self.running.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.running.send_signal(signal.SIGCONT)
 
     async def terminate(self, within: float) -> Ended:
         """Ask it to end, as the kubelet asks a container, and say how that went."""

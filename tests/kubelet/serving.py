@@ -45,7 +45,7 @@ class Serving:
     process: Process
 
     def text(self) -> str:
-        """All that it has logged so far."""
+        """Return all that it has logged so far."""
         return self.process.log.read_text(errors="replace")
 
     def faults(self) -> list[str]:

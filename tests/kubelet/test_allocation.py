@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
-from tests.kubelet.devicemanager import Ask, DeviceNode, Pod, RefusedError, pod
+from tests.kubelet.devicemanager import Ask, Container, DeviceNode, Pod, RefusedError, pod
 from tests.kubelet.node import I915, XE
 
 if TYPE_CHECKING:
@@ -159,12 +160,21 @@ async def test_containers_of_one_pod_get_different_devices_and_a_sidecar_keeps_i
 
 
 async def test_allocate_gives_the_nodes_as_they_are_when_it_is_asked(node: Node) -> None:
-    # The bus address is the identity: the same GPU may come back under another node's number.
+    # The bus address is the identity: the same GPU may come back under other nodes' numbers. The
+    # question is there before gpuplug can have noticed, so its last list does not help it.
     gpu = node.machine.add_gpu("0000:03:00.0", card=0, render=128)
-    await node.serve()
+    serving = await node.serve()
     await node.kubelet.until_allocatable(I915, 1)
-    node.machine.rebind(gpu.address, "i915", card=5, render=133)
-    # For a moment the GPU may be gone for the kubelet; what must never be is an old node.
-    container = await node.kubelet.admit_in_time(pod("later", I915))
+    given: list[Container] = []
+
+    async def admit() -> None:
+        given.append(await node.kubelet.admit_in_time(pod("later", I915)))
+
+    async with anyio.create_task_group() as tasks:
+        with serving.process.paused():
+            node.machine.rebind(gpu.address, "i915", card=5, render=133)
+            tasks.start_soon(admit)
+            await node.until("a question", lambda: "Issuing a GetPreferredAllocation" in node.kubelet.text())
+    (container,) = given
     assert container.devices == {I915: (gpu.address,)}
-    assert [given.container for given in container.nodes] == ["/dev/dri/card5", "/dev/dri/renderD133"]
+    assert [each.container for each in container.nodes] == ["/dev/dri/card5", "/dev/dri/renderD133"]
