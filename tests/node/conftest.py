@@ -3,6 +3,8 @@
 The suite never skips: where the machine lacks something it stops at once, with one line that says what.
 """
 
+import platform
+import subprocess
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 
@@ -14,7 +16,7 @@ from .harness.cache import build_seconds
 from .harness.ledger import Ledger
 from .harness.needs import MissingRequirementError, check_machine
 from .harness.node import Binaries, Node, booted, build
-from .harness.releases import RELEASES, Release
+from .harness.releases import CONTAINERD, RELEASES, Release
 
 _LEDGER = pytest.StashKey[Ledger]()
 
@@ -53,7 +55,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for title, lines in config.stash[_LEDGER].tables():
+    tables = config.stash[_LEDGER].tables()
+    if tables:
+        runc = subprocess.run(["runc", "--version"], capture_output=True, text=True, check=True).stdout
+        linux = f"Linux {platform.release()} with cgroup v1"
+        tables.append(("beside the kubelets", [f"containerd {CONTAINERD}, {runc.splitlines()[0]}, {linux}"]))
+    for title, lines in tables:
         terminalreporter.section(title)
         for line in lines:
             terminalreporter.write_line(line)

@@ -1,4 +1,3 @@
-# ruff: noqa: ASYNC240 - procfs answers from memory
 """8. The plugin in a container of that node, with nothing it does not need.
 
 There is no image of the DaemonSet yet, so the container is a static pod whose root file system is the test

@@ -49,6 +49,7 @@ class Stack:
     async def gpuplug(self, number: signal.Signals) -> None:
         code = await self.plugin.stop(number)
         assert code == (0 if number is signal.SIGTERM else -number)
+        await capacity(self.node, I915, 0)
         self.plugin = start_gpuplug(self.node)
         await self.whole()
         self.ledger.measured("plugin start → capacity", self.release, self.plugin.age)

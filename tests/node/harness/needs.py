@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
 
@@ -39,6 +40,9 @@ def check_machine() -> None:
             raise MissingRequirementError(f"the capability {name}, which this root user lacks")
     if "overlay" not in Path("/proc/filesystems").read_text():
         raise MissingRequirementError("overlayfs in the kernel (/proc/filesystems does not list it)")
+    temporary = tempfile.gettempdir()
+    if os.statvfs(temporary).f_flag & os.ST_NODEV:
+        raise MissingRequirementError(f"a TMPDIR where device nodes work, and {temporary} is mounted nodev")
     for path in cgroup_homes():
         if not os.access(path, os.W_OK):
             raise MissingRequirementError(f"a writable cgroup folder, and {path} is not")

@@ -203,9 +203,9 @@ async def bare(release: Release, binaries: Binaries) -> AsyncIterator[Node]:
     """Make a node with nothing started yet, and end it."""
     name = f"gpuplug-node-{secrets.token_hex(4)}"
     scratch = Path(tempfile.mkdtemp(prefix=f"{name}-"))
-    scratch.chmod(0o755)  # noqa: ASYNC240 - a folder in memory
+    scratch.chmod(0o755)
     homes = [str(home) for home in cgroup_homes()]
-    keeper = subprocess.Popen(  # noqa: ASYNC220 - takes a millisecond, and must not be cancelled half-way
+    keeper = subprocess.Popen(
         [sys.executable, "-m", "tests.node.harness.keeper", str(scratch), name, *homes],
         cwd=REPOSITORY,
         stdin=subprocess.PIPE,

@@ -35,17 +35,3 @@ async def eventually(
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds:g} s: {what}; last seen: {state}")
         await anyio.sleep(_PAUSE)
-
-
-async def throughout(
-    what: str, look: Callable[[], Awaitable[T]], good: Callable[[T], bool], *, seconds: float
-) -> None:
-    """Look again and again for some time, and insist that the state is good at every look.
-
-    :raises AssertionError: at the first state that is not
-    """
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        state = await look()
-        assert good(state), f"no longer true: {what}; seen: {state}"
-        await anyio.sleep(_PAUSE)
