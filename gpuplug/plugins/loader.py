@@ -72,7 +72,7 @@ class LoadedDriver:
             callers: Sequence[pluggy.HookCaller] | None = manager.get_hookcallers(module)
         except pluggy.PluginValidationError as error:
             raise DriverError(f"driver {name}: {_sentence(error)}") from error
-        except _FAILURES as error:  # pluggy looks at every attribute, and one may be computed
+        except _FAILURES as error:  # pluggy asks it for its attributes, which may be computed
             raise DriverError(f"driver {name} cannot be looked at: {_sentence(error)}") from error
         if not callers:
             raise DriverError(f"driver {name}: {_called(module)} implements no gpuplug hook")
