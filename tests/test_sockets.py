@@ -1,0 +1,104 @@
+"""Socket files: which are ours, which are left over, and which are somebody else's."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gpuplug.host.sockets import identify, remove_abandoned, remove_if_same
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextmanager
+def bound(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM, *, listen: bool = True) -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX, kind) as server:
+        server.bind(str(path))
+        if listen:
+            server.listen(1)
+        yield
+
+
+def abandoned(path: Path) -> None:
+    with bound(path):
+        pass
+
+
+def test_a_socket_file_made_again_is_another_one(kubelet_dir: Path) -> None:
+    path = kubelet_dir / "s"
+    abandoned(path)
+    before = identify(str(path))
+    assert before is not None
+    assert identify(str(path)) == before
+    path.unlink()
+    abandoned(path)
+    assert identify(str(path)) not in {None, before}
+
+
+def test_what_is_no_socket_has_no_identity(kubelet_dir: Path) -> None:
+    (kubelet_dir / "file").touch()
+    (kubelet_dir / "circle").symlink_to("circle")
+    for name in ("absent", "file", "file/below", "circle", ".", "n" * 300):
+        assert identify(f"{kubelet_dir}/{name}") is None
+
+
+def test_a_link_to_a_socket_has_the_identity_of_the_socket(kubelet_dir: Path) -> None:
+    abandoned(kubelet_dir / "s")
+    (kubelet_dir / "link").symlink_to("s")
+    assert identify(f"{kubelet_dir}/link") == identify(f"{kubelet_dir}/s")
+
+
+def test_a_socket_is_removed_only_if_it_is_still_the_same(kubelet_dir: Path) -> None:
+    path = kubelet_dir / "s"
+    abandoned(path)
+    first = identify(str(path))
+    path.unlink()
+    abandoned(path)
+    assert not remove_if_same(str(path), first)
+    assert not remove_if_same(str(path), None)
+    assert path.is_socket()
+    assert remove_if_same(str(path), identify(str(path)))
+    assert not os.path.lexists(path)
+    assert not remove_if_same(str(path), first)
+
+
+def test_sockets_of_a_killed_process_are_removed_and_named(kubelet_dir: Path) -> None:
+    for name in ("gpuplug-b.sock", "gpuplug-a.sock"):
+        abandoned(kubelet_dir / name)
+    assert remove_abandoned(str(kubelet_dir), "gpuplug-") == ["gpuplug-a.sock", "gpuplug-b.sock"]
+    assert list(kubelet_dir.iterdir()) == []
+    assert remove_abandoned(str(kubelet_dir), "gpuplug-") == []
+
+
+def test_sockets_that_answer_and_sockets_of_others_and_other_files_stay(kubelet_dir: Path) -> None:
+    abandoned(kubelet_dir / "kubelet.sock")
+    abandoned(kubelet_dir / "nvidia-gpu.sock")
+    (kubelet_dir / "gpuplug-file").touch()
+    (kubelet_dir / "gpuplug-folder").mkdir()
+    (kubelet_dir / "gpuplug-dangling").symlink_to("nowhere")
+    before = sorted(kubelet_dir.iterdir())
+    with (
+        bound(kubelet_dir / "gpuplug-alive.sock"),
+        bound(kubelet_dir / "gpuplug-datagram.sock", socket.SOCK_DGRAM, listen=False),
+    ):
+        assert remove_abandoned(str(kubelet_dir), "gpuplug-") == []
+    assert set(before) < set(kubelet_dir.iterdir())
+
+
+def test_a_socket_with_a_full_queue_is_alive(kubelet_dir: Path) -> None:
+    path = kubelet_dir / "gpuplug-busy.sock"
+    callers = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) for _ in range(4)]
+    with bound(path):
+        for caller in callers:
+            caller.connect_ex(str(path))
+        assert remove_abandoned(str(kubelet_dir), "gpuplug-") == []
+        for caller in callers:
+            caller.close()
+
+
+def test_a_folder_that_is_not_there_has_nothing_abandoned(kubelet_dir: Path) -> None:
+    assert remove_abandoned(f"{kubelet_dir}/absent", "gpuplug-") == []
