@@ -86,19 +86,22 @@ async def test_two_plugins_on_one_node_keep_out_of_each_others_way(node: Node) -
     node.machine.add_gpus(2, driver="i915")
     other = node.another_machine()
     other.add_gpus(3, driver="xe")
-    first = await node.serve()
     second = await node.serve(other)
-    await node.kubelet.until_allocatable(I915, 2)
     await node.kubelet.until_allocatable(XE, 3)
+    of_second = node.sandbox.sockets()
+    first = await node.serve()
+    await node.kubelet.until_allocatable(I915, 2)
 
     await first.process.kill()
     await node.kubelet.until_allocatable(I915, 0)
-    assert (await node.kubelet.capacity()).allocatable[XE] == 3
     again = await node.serve()
     await node.kubelet.until_allocatable(I915, 2)
+    assert of_second < node.sandbox.sockets()  # it has cleaned up, but only its own
+    assert (await node.kubelet.capacity()).allocatable[XE] == 3
 
     await again.process.terminate(within=10)
     await node.kubelet.until_allocatable(I915, 0)
+    assert of_second == node.sandbox.sockets()
     assert (await node.kubelet.capacity()).allocatable[XE] == 3
     assert (await node.kubelet.admit_one(pod("renders", XE))).nodes
     await node.kubelet.restart("stop")
