@@ -16,16 +16,18 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import closing
+from ctypes import CDLL
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 import anyio
 import anyio.to_thread
+import inotify_simple
 from inotify_simple import INotify, flags
 from loguru import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from inotify_simple import Event
 
@@ -35,7 +37,10 @@ POLL: Final = 1.0
 """Seconds between ticks while inotify cannot be had."""
 RETRY: Final = 30.0
 """Seconds until inotify is tried again."""
+REARM: Final = 60.0
+"""Seconds after which the watches are set anew unasked: no event tells of a mount that hides a folder."""
 
+_C_LIBRARY: Final = CDLL(None, use_errno=True)
 _MASK: Final = (
     flags.CREATE
     | flags.DELETE
@@ -45,11 +50,12 @@ _MASK: Final = (
     | flags.MOVE_SELF
     | flags.ONLYDIR
 )
-_EXHAUSTED: Final = {
+_CAUSES: Final = {
     errno.EMFILE: "fs.inotify.max_user_instances (or the limit of open files)",
     errno.ENFILE: "fs.file-max",
     errno.ENOSPC: "fs.inotify.max_user_watches",
     errno.ENOMEM: "the memory of the node",
+    errno.EACCES: "the right to read a folder that is to be watched",
 }
 
 
@@ -89,6 +95,8 @@ def open_notifier() -> Notifier:
 
     :raises OSError: EMFILE where the user's instances, or the process' files, are used up.
     """
+    # Left to itself it looks for the C library by running ldconfig, gcc and ld; we run in it.
+    inotify_simple._libc = _C_LIBRARY  # noqa: SLF001
     notifier: Notifier = INotify(nonblocking=True)
     return notifier
 
@@ -108,31 +116,31 @@ async def watch(
     open_: Callable[[], Notifier] = open_notifier,
     poll: float = POLL,
     retry: float = RETRY,
+    rearm: float = REARM,
 ) -> None:
     """Call ``tick`` with the places that may have changed, for ever.
 
     All places are ticked once the watches stand, so that a look made after the first tick
     misses nothing. Where inotify is exhausted, all are ticked every ``poll`` seconds, the
-    limit is named once, and inotify is tried again every ``retry`` seconds.
+    limit is named once, and inotify is tried again every ``retry`` seconds. Every ``rearm``
+    seconds it is seen to that the watches are still on what bears the places' names.
     """
     everything = frozenset(places)
-    degraded = False
+    said = ""
     while True:
         try:
             with closing(open_()) as notifier:
                 watches = await anyio.to_thread.run_sync(_arm, notifier, places, {})
-                if degraded:
+                if said:
                     logger.info("inotify works again: changes are seen at once")
-                degraded = False
+                said = ""
                 tick(everything)
-                await _follow(notifier, places, watches, tick)
+                await _follow(notifier, places, watches, tick, rearm)
         except OSError as error:
-            if not degraded:
-                cause = _EXHAUSTED.get(error.errno or 0, "a fault")
-                logger.warning(
-                    "inotify cannot be used ({}: {}): looking every {:g} s", error.strerror, cause, poll
-                )
-        degraded = True
+            cause = f"{error.strerror}: {_CAUSES.get(error.errno or 0, 'a fault')}"
+            if cause != said:
+                logger.warning("inotify cannot be used ({}): looking every {:g} s", cause, poll)
+            said = cause
         await _poll(everything, tick, poll, retry)
 
 
@@ -141,14 +149,23 @@ async def _follow(
     places: Sequence[Place],
     watches: Mapping[int, frozenset[_Interest]],
     tick: Callable[[frozenset[Place]], None],
+    rearm: float,
 ) -> NoReturn:
     """Turn events into ticks until something fails with an OSError."""
+    everything = frozenset(places)
+    due = anyio.current_time() + rearm
     while True:
-        await anyio.wait_readable(notifier.fileno())
-        await anyio.sleep(COALESCE)
-        touched = _touched(notifier.read(timeout=0), watches, frozenset(places))
+        with anyio.CancelScope(deadline=due):
+            await anyio.wait_readable(notifier.fileno())
+            await anyio.sleep(COALESCE)
+        touched = _touched(notifier.read(timeout=0), watches, everything)
+        if not touched and anyio.current_time() < due:
+            continue
+        before, watches = watches, await anyio.to_thread.run_sync(_arm, notifier, places, watches)
+        due = anyio.current_time() + rearm
+        if not touched and watches != before:
+            touched = everything
         if touched:
-            watches = await anyio.to_thread.run_sync(_arm, notifier, places, watches)
             tick(touched)
 
 
@@ -169,21 +186,24 @@ def _touched(
 def _arm(
     notifier: Notifier, places: Sequence[Place], before: Mapping[int, frozenset[_Interest]]
 ) -> dict[int, frozenset[_Interest]]:
-    """Watch what exists now: each place, and the nearest folder above it that is there.
+    """Watch what exists now: each place, and every folder on the way to it, from the root down.
 
-    Watching a folder that is watched already is free, and gives the same descriptor.
+    So whatever is renamed or removed on the way is heard of, and what comes into being below
+    a folder after that was watched. Watching one that is watched already is free, and gives
+    the same descriptor.
     """
     watches: dict[int, frozenset[_Interest]] = {}
     for place in places:
-        above, name = _nearest(place.path)
-        for path, interest in ((above, _Interest(place, name)), (place.path, _Interest(place, None))):
+        for path, name in _way(place.path):
             try:
                 descriptor = notifier.add_watch(path, _MASK)
             except OSError as error:
-                if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES}:
-                    continue  # it is not there (any more), is a file, or is hidden from us
+                if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
+                    break  # it is not there (any more), or is a file
+                if error.errno == errno.EACCES and name is not None:
+                    continue  # a folder above may be passed through without being read
                 raise
-            watches[descriptor] = watches.get(descriptor, frozenset()) | {interest}
+            watches[descriptor] = watches.get(descriptor, frozenset()) | {_Interest(place, name)}
     for descriptor in before.keys() - watches.keys():
         try:
             notifier.rm_watch(descriptor)
@@ -192,12 +212,13 @@ def _arm(
     return watches
 
 
-def _nearest(path: str) -> tuple[str, str]:
-    """Return the nearest existing folder above ``path``, and the name in it that leads there."""
-    above, name = os.path.split(path)
-    while above != "/" and not os.path.isdir(above):
-        above, name = os.path.split(above)
-    return above, name
+def _way(path: str) -> Iterator[tuple[str, str | None]]:
+    """Yield each folder from the root down to ``path``, with the name in it that leads on."""
+    folder = "/"
+    for name in path.strip("/").split("/"):
+        yield folder, name
+        folder = os.path.join(folder, name)
+    yield folder, None
 
 
 async def _poll(
