@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final, Self
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
+from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 
 from gpuplug.host.sockets import SocketId, identify, remove_if_same
 from gpuplug.kubelet.wire import Codec
 
 if TYPE_CHECKING:
+    from asyncio import BaseTransport
     from collections.abc import Collection
     from types import TracebackType
 
     from grpclib._typing import IServable
-    from grpclib.protocol import H2Protocol
 
 CLOSING: Final = 0.5
 """Seconds that open calls are given to end when the server closes."""
+
+
+class _Connection(H2Protocol):
+    """A connection that can be ended at any time, even while it is being made."""
+
+    _transport: BaseTransport | None = None
+    _ended = False
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        """Begin, unless the server was closed since the peer was accepted."""
+        super().connection_made(transport)
+        self._transport = transport
+        if self._ended:
+            self.end()
+
+    def end(self) -> None:
+        """End it now: what the peer has not read yet is not waited for."""
+        self._ended = True
+        if self._transport is not None:
+            self.processor.close("the server is closing")
+            self._transport.abort()  # type: ignore[attr-defined] # a socket's transport is a WriteTransport
 
 
 class _Server(Server):
@@ -31,21 +55,27 @@ class _Server(Server):
 
     def __init__(self, services: Collection[IServable]) -> None:
         super().__init__(services, codec=Codec())
-        self._protocols: list[H2Protocol] = []
+        self._connections: list[_Connection] = []
 
     def _protocol_factory(self) -> H2Protocol:
-        self._protocols = [p for p in self._protocols if not p.handler.closing]  # type: ignore[attr-defined]
-        protocol = super()._protocol_factory()
-        self._protocols.append(protocol)
-        return protocol
+        self._connections = [c for c in self._connections if not c.handler.closing]  # type: ignore[attr-defined]
+        made = super()._protocol_factory()
+        connection = _Connection(made.handler, made.config, made.h2_config)
+        self._connections.append(connection)
+        return connection
+
+    def deafen(self) -> None:
+        """Accept no more connections."""
+        if isinstance(self._server, asyncio.Server):
+            for listening in self._server.sockets:
+                self._loop.remove_reader(listening.fileno())
 
     def hang_up(self) -> None:
         """Stop listening, cancel the calls and end the connections."""
         self.close()
-        for protocol in self._protocols:
-            if hasattr(protocol, "processor"):  # set once the connection is made
-                protocol.processor.close("the server is closing")
-        self._protocols.clear()
+        for connection in self._connections:
+            connection.end()
+        self._connections.clear()
 
 
 class Listener:
@@ -60,8 +90,10 @@ class Listener:
         self._identity: SocketId | None = None
 
     async def __aenter__(self) -> Self:
-        await self._server.start(path=self.path)
-        self._identity = await anyio.to_thread.run_sync(identify, self.path)
+        # Shielded: told to stop in between, we would leave a socket that nobody knows of.
+        with anyio.CancelScope(shield=True):
+            await self._server.start(path=self.path)
+            self._identity = await anyio.to_thread.run_sync(identify, self.path)
         return self
 
     async def __aexit__(
@@ -70,11 +102,15 @@ class Listener:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._server.hang_up()
         # Shielded, since this is the way out when the whole program is told to stop.
-        with anyio.move_on_after(CLOSING, shield=True):
-            await self._server.wait_closed()
         with anyio.CancelScope(shield=True):
+            self._server.deafen()
+            # What was accepted a moment ago becomes a connection in the loop's next turn, and can be
+            # ended only then; asyncio loses it if the server is closed by that time.
+            await anyio.lowlevel.checkpoint()
+            self._server.hang_up()
+            with anyio.move_on_after(CLOSING):
+                await self._server.wait_closed()
             await anyio.to_thread.run_sync(remove_if_same, self.path, self._identity)
 
     async def is_there(self) -> bool:
