@@ -41,17 +41,18 @@ def remove_if_same(path: str, identity: SocketId | None) -> bool:
     return True
 
 
+def listening(directory: str, prefix: str) -> frozenset[str]:
+    """Name the sockets with this prefix that somebody listens on."""
+    return frozenset(name for name in _names(directory, prefix) if _answers(f"{directory}/{name}"))
+
+
 def remove_abandoned(directory: str, prefix: str) -> list[str]:
     """Remove socket files with this prefix that nobody listens on; return their names.
 
     Left behind by a process that was killed. A socket that answers belongs to somebody.
     """
     removed = []
-    try:
-        names = sorted(name for name in os.listdir(directory) if name.startswith(prefix))
-    except OSError:
-        return []
-    for name in names:
+    for name in _names(directory, prefix):
         path = f"{directory}/{name}"
         identity = identify(path)
         if identity is not None and not _answers(path) and remove_if_same(path, identity):
@@ -59,11 +60,18 @@ def remove_abandoned(directory: str, prefix: str) -> list[str]:
     return removed
 
 
+def _names(directory: str, prefix: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(directory) if name.startswith(prefix))
+    except OSError:
+        return []
+
+
 def _answers(path: str) -> bool:
-    """Tell whether a process listens; anything but a plain refusal counts as yes."""
+    """Tell whether a process listens; anything but a plain refusal or absence counts as yes."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(path)
         except OSError as error:
-            return error.errno != errno.ECONNREFUSED
+            return error.errno not in {errno.ECONNREFUSED, errno.ENOENT}
     return True

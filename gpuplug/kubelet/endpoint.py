@@ -25,25 +25,38 @@ from loguru import logger
 from gpuplug.core.backoff import FLOOR, Backoff
 from gpuplug.core.identity import socket_name, socket_room
 from gpuplug.errors import RegistrationError
-from gpuplug.host.sockets import SocketId, identify
+from gpuplug.host.sockets import SocketId, identify, listening
 from gpuplug.kubelet.listener import Listener
-from gpuplug.kubelet.registration import KUBELET_SOCKET, register, unreachable
+from gpuplug.kubelet.registration import DEADLINE, KUBELET_SOCKET, register, unreachable
 from gpuplug.kubelet.service import Allocator, Service, Streams
 from gpuplug.latest import Latest
 from gpuplug.model import Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from anyio.abc import TaskGroup
 
     from gpuplug.core.inventory import InventoryDiff
     from gpuplug.model import ResourceName
 
-STREAM_DEADLINE: Final = 10.0
-"""Seconds from the kubelet's answer to its ListAndWatch call."""
-STEADY: Final = 5.0
-"""Seconds of streaming after which the next failure counts as the first one."""
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long things may take, in seconds."""
+
+    register: float = DEADLINE
+    """From our Register to the kubelet's answer."""
+    stream: float = 10.0
+    """From the kubelet's answer to its ListAndWatch call."""
+    steady: float = 5.0
+    """Of streaming, after which the next failure counts as the first one."""
+
+
+AWAY: Final = 1.0
+"""Seconds after which another process whose socket is gone has left; to register anew takes it less."""
+_CALM: Final = 4
+"""Times the pause before it that a stream must last at least to count as steady."""
 
 
 class Phase(Enum):
@@ -84,29 +97,41 @@ class KubeletDirectory:
 class Endpoint:
     """Serve one Resource; ``run`` it in a task group."""
 
-    def __init__(self, resource: Resource, directory: KubeletDirectory, allocate: Allocator) -> None:
+    def __init__(
+        self,
+        resource: Resource,
+        directory: KubeletDirectory,
+        allocate: Allocator,
+        patience: Patience = Patience(),
+    ) -> None:
         self.resource: Final = Latest(resource)
         self.state: Final = Latest(EndpointState(Phase.WAITING))
         self._directory = directory
         self._allocate = allocate
+        self._patience = patience
         self._generation = 0
+        self._others: frozenset[str] = frozenset()
 
     async def run(self) -> None:
         """Hold the registration until cancelled; nothing that the kubelet does ends this."""
         backoff = Backoff()
         used: SocketId | None = None
+        pause = 0.0
         while True:
             version = self._directory.ticks.version
             kubelet = await self._wait_for_kubelet()
             if kubelet != used:
-                backoff, used = Backoff(), kubelet
+                backoff, used, pause = Backoff(), kubelet, 0.0
             began = time.monotonic()
             reason = await self._session(kubelet)
             streamed = self.state.value.phase is Phase.STREAMING
-            if streamed and time.monotonic() - began >= STEADY:
+            # Two processes that take one resource from each other are each left alone for as long
+            # as the other one pauses: that alone must not make them quick again.
+            if streamed and time.monotonic() - began >= max(self._patience.steady, _CALM * pause):
                 backoff = Backoff()
             self._become(Phase.LOST, reason)
-            await self._pause(used, version, backoff.delay(random.random()))  # noqa: S311 - jitter
+            pause = backoff.delay(random.random())  # noqa: S311 - jitter
+            await self._pause(used, version, pause)
             backoff = backoff.failed()
 
     async def _wait_for_kubelet(self) -> SocketId:
@@ -136,6 +161,7 @@ class Endpoint:
                     tasks.cancel_scope.cancel()
 
                 tasks.start_soon(self._watch_files, listener, kubelet, end)
+                tasks.start_soon(self._watch_others, name, end)
                 tasks.start_soon(self._hold_registration, name, service, end)
         except OSError as error:
             return f"cannot serve in {self._directory.path}: {unreachable(error)}"
@@ -144,15 +170,21 @@ class Endpoint:
     async def _hold_registration(self, name: str, service: Service, end: Callable[[str], None]) -> None:
         """Register, and see the stream begin and end."""
         try:
-            await register(self._directory.kubelet_socket, name, self.resource.value.name)
+            await register(
+                self._directory.kubelet_socket,
+                name,
+                self.resource.value.name,
+                within=self._patience.register,
+            )
         except RegistrationError as error:
             if not service.streams.value.open:  # a stream is a success, whatever the answer was
                 return end(str(error))
-        with anyio.move_on_after(STREAM_DEADLINE):
+        with anyio.move_on_after(self._patience.stream):
             await _until(service.streams, lambda streams: streams.opened > 0)
         if not service.streams.value.opened:
-            return end(f"the kubelet answered and opened no stream within {STREAM_DEADLINE:.0f} s")
-        self._become(Phase.STREAMING)
+            return end(f"the kubelet answered and opened no stream within {self._patience.stream:g} s")
+        if service.streams.value.open:  # else it has ended again already
+            self._become(Phase.STREAMING)
         await _until(service.streams, lambda streams: streams.open == 0)
         return end("the kubelet's stream ended")
 
@@ -166,6 +198,39 @@ class Endpoint:
             if not await listener.is_there():
                 return end(f"our socket {listener.path} was removed")
             await self._directory.ticks.newer(version)
+
+    async def _watch_others(self, name: str, end: Callable[[str], None]) -> None:
+        """See other processes that serve this Resource: the last one to register has it.
+
+        When that one leaves, the kubelet is left with nobody, and our stream goes on as if nothing
+        were wrong. Those that were there before us do not matter: we are the last one.
+        """
+        stem = name.removesuffix(f"{self._directory.process}-{self._generation}.sock")
+        before = await self._sockets_of_others(stem)
+        later: frozenset[str] = frozenset()
+        while True:
+            version = self._directory.ticks.version
+            sockets = await self._sockets_of_others(stem)
+            present = _processes(sockets)
+            if present - self._others:
+                logger.warning(
+                    "{}: another process serves it too, and the last one to register has it: {}",
+                    self.resource.value.name,
+                    ", ".join(sorted(sockets)),
+                )
+            self._others = present
+            later |= _processes(sockets - before)
+            gone = later - present
+            if gone:
+                await anyio.sleep(AWAY)
+                if not gone <= _processes(await self._sockets_of_others(stem)):
+                    return end("another process took the resource over, and has left")
+            await self._directory.ticks.newer(version)
+
+    async def _sockets_of_others(self, stem: str) -> frozenset[str]:
+        names = await anyio.to_thread.run_sync(listening, self._directory.path, stem)
+        ours = f"{stem}{self._directory.process}-"
+        return frozenset(name for name in names if not name.startswith(ours))
 
     async def _pause(self, kubelet: SocketId | None, version: int, delay: float) -> None:
         """Wait, but not longer than it takes until there is another kubelet."""
@@ -185,6 +250,11 @@ class Endpoint:
             logger.info("{}: registered and streaming, {} devices", name, len(self.resource.value))
         elif reason:
             logger.warning("{}: {}: {}", name, phase.value, reason)
+
+
+def _processes(sockets: Iterable[str]) -> frozenset[str]:
+    """Return what tells the sockets' processes apart: all of a name but its generation."""
+    return frozenset(name.rpartition("-")[0] for name in sockets)
 
 
 async def _until(latest: Latest[Streams], done: Callable[[Streams], bool]) -> None:

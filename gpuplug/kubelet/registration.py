@@ -20,7 +20,9 @@ DEADLINE: Final = 15.0
 OPTIONS: Final = DevicePluginOptions(get_preferred_allocation_available=True)
 
 
-async def register(kubelet_socket: str, endpoint: str, resource_name: str) -> None:
+async def register(
+    kubelet_socket: str, endpoint: str, resource_name: str, *, within: float = DEADLINE
+) -> None:
     """Register an endpoint, the *base name* of a socket beside ``kubelet_socket``.
 
     The endpoint must be serving: newer kubelets dial it before they answer.
@@ -34,10 +36,10 @@ async def register(kubelet_socket: str, endpoint: str, resource_name: str) -> No
         version=VERSION, endpoint=endpoint, resource_name=resource_name, options=OPTIONS
     )
     try:
-        with anyio.fail_after(DEADLINE):
+        with anyio.fail_after(within):
             await RegistrationStub(channel).register(request)
     except TimeoutError:
-        raise RegistrationError(f"the kubelet did not answer within {DEADLINE:.0f} s") from None
+        raise RegistrationError(f"the kubelet did not answer within {within:g} s") from None
     except GRPCError as error:
         raise RegistrationError(f"the kubelet refused: {error.message or error.status.name}") from error
     except OSError as error:
