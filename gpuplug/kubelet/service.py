@@ -6,6 +6,7 @@ No call keeps anything for the next one, and all of them read the same ``Latest`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpclib.const
@@ -158,9 +159,10 @@ def _container(given: Allocation) -> ContainerAllocateResponse:
 
 
 def _with_status(call: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-    """Turn our expected errors into the gRPC status whose text the kubelet shows on the pod."""
+    """Turn expected errors into the gRPC status whose text the kubelet shows on the pod."""
 
     async def guarded(stream: Any) -> None:  # noqa: ANN401 - grpclib's own signature
+        stream.recv_message = partial(_receive, stream.recv_message)
         try:
             await call(stream)
         except UnknownDeviceError as error:
@@ -169,3 +171,16 @@ def _with_status(call: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awai
             raise GRPCError(Status.FAILED_PRECONDITION, str(error)) from error
 
     return guarded
+
+
+async def _receive(receive: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 - of any type of message
+    """Receive the one message of a request; what is none gets a status, and no traceback in the log."""
+    try:
+        message = await receive()
+    except NotImplementedError:
+        raise GRPCError(Status.UNIMPLEMENTED, "the request is compressed") from None
+    except AssertionError:  # what grpclib raises where the data end too soon
+        raise GRPCError(Status.INTERNAL, "the request breaks off") from None
+    if message is None:
+        raise GRPCError(Status.INTERNAL, "the request has no message")
+    return message
