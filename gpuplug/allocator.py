@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpuplug.core.inventory import Driver
-    from gpuplug.model import Allocation, Device, Gpu, Offer, Resource
+    from gpuplug.model import Allocation, Device, DeviceId, Gpu, Offer, Resource
     from gpuplug.settings import Settings
 
 
@@ -34,9 +34,14 @@ class FreshAllocator:
         :raises UnavailableDeviceError: for a Device that is unhealthy or whose GPU is gone.
         """
         found = resolve(resource, ids)
-        offers = {offer.gpu.address: offer for _, offer in found}
-        seen = await anyio.to_thread.run_sync(self._look, [offer.gpu for offer in offers.values()])
-        renewed = [self._renewed(offer, gpu) for offer, gpu in zip(offers.values(), seen, strict=True)]
+        asked: dict[str, tuple[Device, Offer]] = {}
+        for device, offer in found:
+            asked.setdefault(offer.gpu.address, (device, offer))
+        seen = await anyio.to_thread.run_sync(self._look, [offer.gpu for _, offer in asked.values()])
+        renewed = [
+            self._renewed(device.id, offer, gpu)
+            for (device, offer), gpu in zip(asked.values(), seen, strict=True)
+        ]
         gpus = {offer.gpu.address: offer.gpu for offer in renewed}
         devices = [replace(device, gpu=gpus[device.gpu.address]) for device, _ in found]
         return answer(renewed, self._envs(devices, renewed))
@@ -44,21 +49,24 @@ class FreshAllocator:
     def _look(self, gpus: Sequence[Gpu]) -> list[Gpu | None]:
         return [look(self._roots, gpu) for gpu in gpus]
 
-    def _renewed(self, offer: Offer, gpu: Gpu | None) -> Offer:
+    def _renewed(self, id_: DeviceId, offer: Offer, gpu: Gpu | None) -> Offer:
         """Decide again, if the GPU is not as it was; mostly it is, and no hook is called."""
         if gpu is None:
-            raise UnavailableDeviceError(f"device {offer.gpu.address}: the GPU is gone")
+            raise UnavailableDeviceError(f"device {id_}: the GPU is gone")
         if gpu == offer.gpu:
             return offer
         driver = self._drivers[offer.driver]
         try:
             verdict = driver.health(gpu, self._settings)
             specs = driver.device_specs(gpu, self._settings)
+            mounts = driver.mounts(gpu, self._settings)
         except DriverError as error:
-            raise UnavailableDeviceError(f"device {gpu.address}: {error}") from error
+            raise UnavailableDeviceError(f"device {id_}: {error}") from error
         if not verdict.healthy:
-            raise UnavailableDeviceError(f"device {gpu.address} is unhealthy: {verdict.reason}")
-        return replace(offer, gpu=gpu, specs=specs, verdict=verdict)
+            raise UnavailableDeviceError(f"device {id_} is unhealthy: {verdict.reason}")
+        if not specs:
+            raise UnavailableDeviceError(f"device {id_}: driver {driver.name} gives it no device node")
+        return replace(offer, gpu=gpu, specs=specs, mounts=mounts, verdict=verdict)
 
     def _envs(self, devices: Sequence[Device], offers: Sequence[Offer]) -> dict[str, str]:
         envs = default_envs(offers)
