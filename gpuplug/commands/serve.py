@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,8 @@ PATIENCE: Final = 0.5
 An earlier one is the first one's double: a signal to the process group reaches a process
 twice when its parent passes signals on.
 """
+LONGEST_STOP: Final = 1.5
+"""Seconds after which the process ends even if something hangs: a read in the kernel, say."""
 _HIGHEST_GENERATION: Final = 10**6 - 1
 
 
@@ -53,8 +56,7 @@ def check_folders(settings: Settings, chosen: Mapping[str, str]) -> None:
     if settings.prefix:
         _check_folder(prefix, settings.prefix)
     kubelet_dir = chosen.get("kubelet_dir", "--kubelet-dir")
-    if "kubelet_dir" in chosen or Path(settings.kubelet_dir).exists():
-        _check_folder(kubelet_dir, settings.kubelet_dir)
+    _check_folder(kubelet_dir, settings.kubelet_dir, may_come_later="kubelet_dir" not in chosen)
     try:
         socket_name("", "000000", _HIGHEST_GENERATION, socket_room(settings.kubelet_dir))
     except ValueError:
@@ -64,15 +66,17 @@ def check_folders(settings: Settings, chosen: Mapping[str, str]) -> None:
         ) from None
 
 
-def _check_folder(option: str, path: str) -> None:
-    folder = Path(path)
+def _check_folder(option: str, path: str, *, may_come_later: bool = False) -> None:
     try:
-        if not folder.exists():
-            raise SettingError(f"{option}: {path!r} is not there")
-        if not folder.is_dir():
-            raise SettingError(f"{option}: {path!r} is not a folder")
+        mode = Path(path).stat().st_mode
+    except FileNotFoundError:
+        if not may_come_later:
+            raise SettingError(f"{option}: {path!r} is not there") from None
     except OSError as error:
         raise SettingError(f"{option}: {path!r} cannot be used: {error.strerror}") from error
+    else:
+        if not stat.S_ISDIR(mode):
+            raise SettingError(f"{option}: {path!r} is not a folder")
 
 
 async def _until_told_to_stop(settings: Settings) -> None:
@@ -83,10 +87,19 @@ async def _until_told_to_stop(settings: Settings) -> None:
                 break
             tasks.cancel_scope.cancel()
             told = time.monotonic()
+            _limit_the_stop(told)
+    _limit_the_stop(told)  # the receiver has put the defaults back, and the interpreter has yet to end
 
-            def insist(number: int, _: object) -> None:
-                if time.monotonic() - told >= PATIENCE:
-                    os._exit(128 + number)
 
-            signal.signal(signal.SIGTERM, insist)
-            signal.signal(signal.SIGINT, insist)
+def _limit_the_stop(told: float) -> None:
+    """End the process by force when asked again, or when its orderly end takes too long."""
+
+    def insist(number: int, _: object) -> None:
+        if time.monotonic() - told >= PATIENCE:
+            os._exit(128 + number)
+
+    signal.signal(signal.SIGTERM, insist)
+    signal.signal(signal.SIGINT, insist)
+    # The endpoints have left by then, each on its own, and their sockets are gone.
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+    signal.setitimer(signal.ITIMER_REAL, max(told + LONGEST_STOP - time.monotonic(), 0.001))
