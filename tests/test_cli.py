@@ -1,0 +1,162 @@
+"""Arguments: as ours are written and as Intel's plugin takes them; what is bad is one line and exit 2."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuplug.cli import COMMANDS, main
+from gpuplug.settings import MAX_SHARES, OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _keep_signal_handlers() -> Iterator[None]:
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str, **environ: str) -> str:
+    """Run, see that it ends with 2 and one line on standard error, and return that line."""
+    assert main(arguments, environ) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("gpuplug: ")
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    return err.removeprefix("gpuplug: ").removesuffix("\n")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "1e9", str(MAX_SHARES + 1), "many", ""])
+@pytest.mark.parametrize("form", ["--shared-dev-num={}", "-shared-dev-num={}", "--shared-dev-num {}"])
+def test_a_bad_number_of_shares_is_named(capsys: pytest.CaptureFixture[str], value: str, form: str) -> None:
+    line = refused(capsys, "serve", *form.format(value).split(" "))
+    assert line.startswith(f"--shared-dev-num: {value!r} is not ")
+    assert f"from 1 to {MAX_SHARES}" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "--bogus"], "unknown option or argument: '--bogus'"),
+        (["serve", "--bogus=1\n2"], r"unknown option or argument: '--bogus=1\n2'"),
+        (["serve", "extra"], "unknown option or argument: 'extra'"),
+        (["serve", "--shared-dev"], "unknown option or argument: '--shared-dev'"),
+        (["--bogus"], "unknown option or argument: '--bogus'"),
+        (["-bogus=3"], "unknown option or argument: '--bogus=3'"),
+        (["-health-management"], "unknown option or argument: '--health-management'"),
+        (["-v=4"], "unknown option or argument: '-v=4'"),
+        (["nosuch"], "argument COMMAND: invalid choice: 'nosuch'"),
+        (["serv"], "argument COMMAND: invalid choice: 'serv'"),
+        ([""], "argument COMMAND: invalid choice: ''"),
+        (["a\nb"], r"argument COMMAND: invalid choice: 'a\nb'"),
+        ([], "required: COMMAND"),
+        (["serve", "--prefix"], "argument --prefix: expected one argument"),
+        (["serve", "--prefix", "--resync"], "argument --prefix: expected one argument"),
+        (
+            ["serve", "--log-level", "loud"],
+            "--log-level: 'loud' is not one of trace, debug, info, warning, error",
+        ),
+        (["serve", "--log-format", "xml"], "--log-format: 'xml' is not one of text, json"),
+        (["serve", "--resync", "0"], "--resync: '0' is not a number of seconds"),
+        (["serve", "--prefix", "host"], "--prefix: 'host' is not an absolute path"),
+        (["serve", "--kubelet-dir="], "--kubelet-dir: '' is not an absolute path"),
+        (["serve", "--keep"], "unknown option or argument: '--keep'"),
+        (["demo", "--prefix", "/"], "unknown option or argument: '--prefix'"),
+    ],
+)
+def test_what_cannot_be_understood_is_one_line_and_exit_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert words in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.variable)
+def test_a_bad_variable_is_named(capsys: pytest.CaptureFixture[str], option: object) -> None:
+    variable = getattr(option, "variable", "")
+    assert refused(capsys, "serve", **{variable: "bad"}).startswith(f"{variable}: 'bad' is not ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "--kubelet-dir", "{}"],
+        ["serve", "--kubelet-dir={}"],
+        ["--kubelet-dir={}"],
+        ["-kubelet-dir={}"],
+        ["-kubelet-dir", "{}"],
+        ["-shared-dev-num=10", "-kubelet-dir={}", "-prefix", ""],
+    ],
+)
+def test_arguments_are_taken_with_one_dash_and_without_a_command_too(
+    capsys: pytest.CaptureFixture[str], short_path: Path, arguments: list[str]
+) -> None:
+    missing = str(short_path / "absent")
+    line = refused(capsys, *(argument.format(missing) for argument in arguments))
+    assert line == f"--kubelet-dir: {missing!r} is not there"
+
+
+def test_a_variable_reaches_the_command(capsys: pytest.CaptureFixture[str], short_path: Path) -> None:
+    missing = str(short_path / "absent")
+    line = refused(capsys, "serve", GPUPLUG_PREFIX=missing)
+    assert line == f"GPUPLUG_PREFIX: {missing!r} is not there"
+
+
+def test_without_arguments_those_of_the_process_are_taken(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpuplug", "serve"])
+    monkeypatch.setenv("GPUPLUG_SHARED_DEV_NUM", "0")
+    assert main() == 2
+    assert "GPUPLUG_SHARED_DEV_NUM: '0'" in capsys.readouterr().err
+
+
+@given(
+    words=st.lists(st.text(max_size=8) | st.sampled_from(["serve", "-prefix", "--", "-x", "-1"]), max_size=4)
+)
+def test_no_arguments_end_in_anything_but_an_exit_code(words: list[str]) -> None:
+    """``--log-level=bad`` sees to it that nothing is ever served."""
+    try:
+        assert main(["serve", "--log-level=bad", *words], {}) == 2
+    except SystemExit as end:
+        helped = end.code == 0 and any(word.startswith(("-h", "--h")) for word in words)
+        assert helped
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["-version"], ["--version", "serve"]])
+def test_the_version_is_that_of_the_distribution(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(arguments, {})
+    assert capsys.readouterr().out == f"gpuplug {importlib.metadata.version('gpuplug')}\n"
+
+
+@pytest.mark.parametrize("flag", ["--help", "-help", "-h"])
+def test_help_names_the_commands(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([flag], {})
+    out = capsys.readouterr().out
+    assert all(command in out for command in COMMANDS)
+
+
+def test_help_of_serve_names_every_option_its_variable_and_its_default(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["serve", "--help"], {})
+    out = " ".join(capsys.readouterr().out.split())
+    for option in OPTIONS:
+        assert option.flag in out
+        assert f"; {option.variable})" in out
+    assert "(default: none; GPUPLUG_PREFIX)" in out
+    assert "(default: 60.0; GPUPLUG_RESYNC)" in out
