@@ -41,9 +41,13 @@ def remove_if_same(path: str, identity: SocketId | None) -> bool:
     return True
 
 
-def listening(directory: str, prefix: str) -> frozenset[str]:
-    """Name the sockets with this prefix that somebody listens on."""
-    return frozenset(name for name in _names(directory, prefix) if _answers(f"{directory}/{name}"))
+def listening(directory: str, prefix: str, ours: str) -> frozenset[str]:
+    """Name the sockets with this prefix that somebody listens on, those beginning with ``ours`` left out.
+
+    Finding out takes a connection, so it is not done with our own.
+    """
+    others = (name for name in _names(directory, prefix) if not name.startswith(ours))
+    return frozenset(name for name in others if _answers(f"{directory}/{name}"))
 
 
 def remove_abandoned(directory: str, prefix: str) -> list[str]:

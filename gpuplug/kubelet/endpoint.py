@@ -228,9 +228,8 @@ class Endpoint:
             await self._directory.ticks.newer(version)
 
     async def _sockets_of_others(self, stem: str) -> frozenset[str]:
-        names = await anyio.to_thread.run_sync(listening, self._directory.path, stem)
         ours = f"{stem}{self._directory.process}-"
-        return frozenset(name for name in names if not name.startswith(ours))
+        return await anyio.to_thread.run_sync(listening, self._directory.path, stem, ours)
 
     async def _pause(self, kubelet: SocketId | None, version: int, delay: float) -> None:
         """Wait, but not longer than it takes until there is another kubelet."""
