@@ -8,6 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from anyio.streams.buffered import BufferedByteReceiveStream
 
 from .harness.manifests import ContainerOrder
 from .harness.needs import cgroup_homes
@@ -84,7 +85,8 @@ async def test_after_its_owner_was_interrupted_or_killed(release: Release, numbe
     )
     async with owner:
         assert owner.stdout is not None
-        pid, scratch = (await owner.stdout.receive()).decode().split()
+        line = await BufferedByteReceiveStream(owner.stdout).receive_until(b"\n", 4096)
+        pid, scratch = line.decode().split()
         assert left(int(pid), Path(scratch))
         os.killpg(owner.pid, number)  # as a terminal does it: the whole group
         await owner.wait()
