@@ -46,6 +46,9 @@ async def register(
         raise RegistrationError(f"{kubelet_socket}: {unreachable(error)}") from error
     except (StreamTerminatedError, ProtocolError, WireError) as error:
         raise RegistrationError(f"the kubelet ended the call: {error}") from error
+    except (NotImplementedError, AssertionError) as error:
+        # What grpclib raises for a compressed message, and for one that ends too soon.
+        raise RegistrationError("the kubelet's answer cannot be read") from error
     except AttributeError as error:
         # grpclib forgets the transport of a connection that was closed as soon as it was made.
         if error.name != "_transport":
