@@ -23,7 +23,8 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session", autouse=True)
 def _no_blocking() -> Iterator[None]:
     """Fail what blocks the event loop in gpuplug; the fakes do their file work there on purpose."""
-    with blockbuster_ctx(scanned_modules=["gpuplug"], excluded_modules=["gpuplug.testing"]):
+    fakes = ["gpuplug.testing", "gpuplug.commands.demo"]
+    with blockbuster_ctx(scanned_modules=["gpuplug"], excluded_modules=fakes):
         yield
 
 

@@ -37,35 +37,41 @@ def run(given: Mapping[str, object], environ: Mapping[str, str]) -> int:
     keep = bool(given["keep"])
     log.set_up("info" if keep else "error", "text")
     loaded = loader.load()
+    with tempfile.TemporaryDirectory(prefix="gpuplug-demo-") as folder:
+        failure = missing_drivers(loaded) or anyio.run(_until_interrupted, loaded, Path(folder), keep)
+    if failure:
+        print(f"gpuplug demo: {failure}", file=sys.stderr)  # noqa: T201 - as a command's other errors
+    return 1 if failure else 0
+
+
+def missing_drivers(loaded: loader.Loaded) -> str:
+    """Say which of the drivers that the demonstration needs are not installed; empty if all are."""
     missing = {"i915", "xe"} - {driver.name for driver in loaded.drivers}
-    if missing:
-        _say(f"gpuplug demo: no driver {' and no driver '.join(sorted(missing))}: install gpuplug-intel")
-        return 1
-    try:
-        anyio.run(_until_interrupted, loaded, keep)
-    except TimeoutError as error:
-        _say(f"gpuplug demo: {error}")
-        return 1
-    return 0
+    return f"no driver {' and no driver '.join(sorted(missing))}: install gpuplug-intel" if missing else ""
 
 
-async def _until_interrupted(loaded: loader.Loaded, keep: bool) -> None:
+async def _until_interrupted(loaded: loader.Loaded, folder: Path, keep: bool) -> str:
+    failures: list[str] = []
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with anyio.create_task_group() as tasks:
 
-            async def show() -> None:
-                with tempfile.TemporaryDirectory(prefix="gpuplug-demo-") as folder:
-                    await _stage(loaded, Path(folder), keep=keep)
+            async def play() -> None:
+                failures.append(await show(loaded, folder, keep=keep))
                 tasks.cancel_scope.cancel()
 
-            tasks.start_soon(show)
+            tasks.start_soon(play)
             async for _ in signals:
                 tasks.cancel_scope.cancel()
-                return
+    return "".join(failures)
 
 
-async def _stage(loaded: loader.Loaded, folder: Path, *, keep: bool) -> None:
-    """Set the stage: machine, kubelet, and gpuplug itself."""
+async def show(loaded: loader.Loaded, folder: Path, *, keep: bool, within: float = 5.0) -> str:
+    """Set the stage, machine, kubelet and gpuplug itself, and show everything.
+
+    :param folder: an empty folder, with a path short enough for sockets in it.
+    :param within: seconds that each step may take.
+    :return: what did not happen; empty if all did.
+    """
     machine = Machine(folder / "machine")
     _say(
         "gpuplug demo: a made-up machine, a kubelet in this process, and the code of `gpuplug serve`.\n\n"
@@ -80,7 +86,11 @@ async def _stage(loaded: loader.Loaded, folder: Path, *, keep: bool) -> None:
     async with FakeKubelet(folder / "kubelet") as kubelet, anyio.create_task_group() as tasks:
         begun = time.monotonic()
         tasks.start_soon(app.serve, settings, loaded)
-        await _Show(machine, kubelet, begun).play()
+        try:
+            await _Show(machine, kubelet, begun, within).play()
+        except TimeoutError as error:
+            tasks.cancel_scope.cancel()
+            return str(error)
         if keep:
             _say(
                 f"\nIt stays until you press Ctrl-C. The machine is in {machine.root}; for example\n"
@@ -89,6 +99,7 @@ async def _stage(loaded: loader.Loaded, folder: Path, *, keep: bool) -> None:
             await anyio.sleep_forever()
         tasks.cancel_scope.cancel()
     _say("\ngpuplug was told to stop: its sockets are gone. That is all.")
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,7 @@ class _Show:
     machine: Machine
     kubelet: FakeKubelet
     begun: float
+    within: float
 
     async def play(self) -> None:
         """Play every scene.
@@ -128,7 +140,7 @@ class _Show:
     async def _arrives(self, resource: str, devices: set[str], when: str, since: float | None = None) -> None:
         """Wait for a list at the kubelet, and say how long it took."""
         since = time.monotonic() if since is None else since
-        await self.kubelet.wait_for_devices(resource, devices)
+        await self.kubelet.wait_for_devices(resource, devices, within=self.within)
         latest = self.kubelet.resource(resource).latest
         took = 1000 * ((latest.at if latest else since) - since)
         shown = ", ".join(sorted(devices)) or "no device"
