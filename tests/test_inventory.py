@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuplug.core.inventory import Driver, build, diff, judge, settled
+from gpuplug.core.inventory import LEAVING, Driver, build, diff, judge, settled
 from gpuplug.core.sizes import LIST_LIMIT, list_size
 from gpuplug.errors import DriverError
 from gpuplug.model import HEALTHY, DeviceSpec, Gpu, Inventory, Mount, Rejected, Resource, Snapshot, Verdict
@@ -241,7 +241,8 @@ def test_only_gpus_that_are_known_or_not_fresh_are_settled(before: Snapshot, aft
     assert kept.gpus == tuple(
         gpu for gpu in after.gpus if gpu.address not in after.fresh or gpu.address in known.judgements
     )
-    assert (kept.fresh, kept.settled_in) == (after.fresh, after.settled_in)
+    assert kept.fresh == after.fresh
+    assert kept.settled_in >= after.settled_in
 
 
 @given(snapshot=snapshots())
@@ -272,6 +273,17 @@ def test_a_gpu_that_was_left_out_keeps_its_reason_while_its_nodes_come() -> None
     coming = Snapshot((make_gpu(A, nodes=["renderD128"]),), fresh=frozenset({A}))
     assert settled(coming, known).rejected == (without,)
     assert settled(coming, known).gpus == ()
+
+
+def test_a_gpu_that_cannot_be_read_any_more_is_gone_first_and_a_fault_at_the_next_look() -> None:
+    known = build_from(make_gpu(A), make_gpu(B))
+    broken = Rejected(A, "card0: sysfs gives no device number")
+    leaving = Snapshot((make_gpu(B),), (broken, Rejected("card7", "it lies")))
+    first = settled(leaving, known)
+    assert (first.gpus, first.rejected) == ((make_gpu(B),), (Rejected("card7", "it lies"),))
+    assert first.settled_in == LEAVING
+    after = build(first, [intel()], ONE, known)
+    assert settled(leaving, after) == leaving
 
 
 # diff

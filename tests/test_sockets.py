@@ -7,7 +7,7 @@ import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gpuplug.host.sockets import identify, remove_abandoned, remove_if_same
+from gpuplug.host.sockets import identify, listening, remove_abandoned, remove_if_same
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,6 +98,18 @@ def test_a_socket_with_a_full_queue_is_alive(kubelet_dir: Path) -> None:
         assert remove_abandoned(str(kubelet_dir), "gpuplug-") == []
         for caller in callers:
             caller.close()
+
+
+def test_sockets_of_others_that_answer_are_named_and_our_own_are_not_asked(kubelet_dir: Path) -> None:
+    abandoned(kubelet_dir / "gpuplug-dead.sock")
+    (kubelet_dir / "gpuplug-dangling").symlink_to("nowhere")
+    with (
+        bound(kubelet_dir / "gpuplug-theirs.sock"),
+        bound(kubelet_dir / "gpuplug-ours.sock"),
+        bound(kubelet_dir / "other.sock"),
+    ):
+        assert listening(str(kubelet_dir), "gpuplug-", "gpuplug-ours") == {"gpuplug-theirs.sock"}
+    assert listening(f"{kubelet_dir}/absent", "gpuplug-", "gpuplug-ours") == frozenset()
 
 
 def test_a_folder_that_is_not_there_has_nothing_abandoned(kubelet_dir: Path) -> None:
