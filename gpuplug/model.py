@@ -7,6 +7,7 @@ thread or task can alter what another one reads.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, NewType
 
@@ -67,8 +68,51 @@ class Gpu:
     """PCI class code, 24 bit: ``0x030000`` is a VGA controller."""
     numa_node: int | None = None
     """NUMA node; ``None`` where the kernel says -1 or nothing."""
+    virtual_functions: int = 0
+    """SR-IOV virtual functions that are turned on: more than 0 makes it a physical function in use."""
     attributes: Mapping[str, str] = field(default_factory=lambda: NO_ATTRIBUTES, hash=False)
     """The sysfs attributes that drivers asked for, by path relative to the bus device."""
+
+
+class RefusalCode(StrEnum):
+    """The kinds of reasons for which a GPU is not advertised: stable names, for scripts and for the docs."""
+
+    NO_GPU = "no-gpu"
+    """There is none."""
+    MODULE_NOT_LOADED = "module-not-loaded"
+    """No kernel driver is bound, and the module that usually drives it is not loaded."""
+    MODULE_NOT_BINDING = "module-not-binding"
+    """No kernel driver is bound, though the module that usually drives it is loaded."""
+    MODULE_UNKNOWN = "module-unknown"
+    """No kernel driver is bound, and which one usually is we do not know."""
+    KEPT_FOR_VMS = "kept-for-vms"
+    """It is bound to vfio-pci or its like, for virtual machines."""
+    NO_DRM = "no-drm"
+    """Its kernel driver makes no DRM device."""
+    WSL = "wsl"
+    """It is the GPU of the Windows below, reached through /dev/dxg."""
+    NODES_MISSING = "nodes-missing"
+    """sysfs lists DRM nodes, and /dev/dri has none of them."""
+    NODE_MISMATCH = "node-mismatch"
+    """A file in /dev/dri is not the device that sysfs says."""
+    SYSFS_WRONG = "sysfs-wrong"
+    """sysfs says something that cannot be."""
+    UNREADABLE = "unreadable"
+    """Something in /sys or /dev cannot be looked at."""
+    SAME_NAME = "same-name"
+    """Several bus devices have its name."""
+    SRIOV_PF = "sriov-pf"
+    """It is an SR-IOV physical function with virtual functions turned on."""
+    NO_DRIVER_PACKAGE = "no-driver-package"
+    """No driver package claims it."""
+    DRIVER_PACKAGE_BROKEN = "driver-package-broken"
+    """No driver package claims it, and one cannot be loaded."""
+    DRIVER_FAILED = "driver-failed"
+    """A driver package failed while it was asked about it, or gave an answer that cannot be used."""
+    BAD_ADDRESS = "bad-address"
+    """Its address cannot be part of a Device id."""
+    LIST_FULL = "list-full"
+    """The kubelet's list has no room for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +121,43 @@ class Rejected:
 
     address: str
     reason: str
+    code: RefusalCode = field(default=RefusalCode.SYSFS_WRONG, compare=False)
+    """The kind of the reason, from which it follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class PciDisplay:
+    """A display device on the PCI bus (class 0x03), whether or not DRM has it."""
+
+    address: str
+    vendor: int | None = None
+    device: int | None = None
+    pci_class: int | None = None
+    kernel_driver: str = ""
+    """The module bound to it; empty where there is none. Below virtio-pci it is the child's."""
+    numa_node: int | None = None
+    drm: tuple[str, ...] = ()
+    """The DRM nodes that sysfs lists below it, by name; none where DRM does not have it."""
+    physical_function: str = ""
+    """The address of the SR-IOV physical function that it is a virtual function of."""
+    virtual_functions: int = 0
+    """SR-IOV virtual functions that are turned on."""
+    total_functions: int = 0
+    """SR-IOV virtual functions that it could have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a machine has around its DRM devices: the other places that a GPU may be found at."""
+
+    displays: tuple[PciDisplay, ...] = ()
+    """By address."""
+    modules: frozenset[str] = frozenset()
+    """The kernel modules for GPUs that are loaded (or built in, with parameters)."""
+    drm_class: bool = True
+    """Whether /sys/class/drm is there."""
+    dxg: bool = False
+    """Whether /dev/dxg is a character device: the machine is a WSL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +262,8 @@ class Judgement:
     resource: ResourceName | None = None
     offer: Offer | None = None
     reason: str = ""
+    code: RefusalCode = field(default=RefusalCode.DRIVER_FAILED, compare=False)
+    """The kind of the reason."""
     problems: tuple[str, ...] = ()
     """Faults of Drivers that were met while it was decided."""
 

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Final, Protocol
 from gpuplug.core.identity import id_problem, is_resource_name
 from gpuplug.core.sizes import LIST_LIMIT, offer_size
 from gpuplug.errors import DriverError
-from gpuplug.model import Inventory, Judgement, Offer, Rejected, Resource, ResourceName, Snapshot
+from gpuplug.model import (
+    Inventory,
+    Judgement,
+    Offer,
+    RefusalCode,
+    Rejected,
+    Resource,
+    ResourceName,
+    Snapshot,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,12 +97,12 @@ def build(snapshot: Snapshot, drivers: Sequence[Driver], settings: Settings, kno
     rejected = list(snapshot.rejected)
     for address, judgement in judgements.items():
         if judgement.offer is None or judgement.resource is None:
-            rejected.append(Rejected(address, judgement.reason))
+            rejected.append(Rejected(address, judgement.reason, judgement.code))
             continue
         left = room.get(judgement.resource, LIST_LIMIT) - _size(judgement.offer)
         if left < 0:
             reason = f"the list of {judgement.resource} would pass 4 MiB with it"
-            rejected.append(Rejected(address, reason))
+            rejected.append(Rejected(address, reason, RefusalCode.LIST_FULL))
             continue
         room[judgement.resource] = left
         offers.setdefault(judgement.resource, []).append(judgement.offer)
@@ -135,7 +144,8 @@ def judge(gpu: Gpu, drivers: Sequence[Driver], settings: Settings) -> Judgement:
             f"kernel driver {gpu.kernel_driver}" if gpu.kernel_driver else "a device without a kernel driver"
         )
         reason = "; ".join([*problems, f"no driver package claims {who}"])
-        return Judgement(gpu, reason=reason, problems=tuple(problems))
+        code = RefusalCode.DRIVER_FAILED if problems else RefusalCode.NO_DRIVER_PACKAGE
+        return Judgement(gpu, reason=reason, code=code, problems=tuple(problems))
     winner, name = claims[0]
     problems += [
         f"drivers {winner.name} and {other.name} both claim {gpu.address}: {winner.name} has it"
@@ -145,6 +155,15 @@ def judge(gpu: Gpu, drivers: Sequence[Driver], settings: Settings) -> Judgement:
 
 
 def _offer(gpu: Gpu, driver: Driver, name: str, settings: Settings, problems: list[str]) -> Judgement:
+    if gpu.virtual_functions:
+        # It keeps a few MB of memory for itself then; what can be used is in the virtual functions.
+        vfs = f"{gpu.virtual_functions} virtual functions turned on"
+        return Judgement(
+            gpu,
+            reason=f"it is an SR-IOV physical function with {vfs}",
+            code=RefusalCode.SRIOV_PF,
+            problems=tuple(problems),
+        )
     shares = settings.shared_dev_num
     try:
         specs = driver.device_specs(gpu, settings)
@@ -153,14 +172,16 @@ def _offer(gpu: Gpu, driver: Driver, name: str, settings: Settings, problems: li
         )
     except DriverError as error:
         return Judgement(gpu, reason=str(error), problems=(*problems, str(error)))
-    reason = None
+    reason: str | None = None
+    code = RefusalCode.DRIVER_FAILED
     if not is_resource_name(name):
         reason = f"driver {driver.name}: {name!r} is not a resource name (domain/name)"
     elif not specs:
         reason = f"driver {driver.name} gives it no device node"
-    reason = reason or id_problem(gpu.address, shares)
+    elif (reason := id_problem(gpu.address, shares)) is not None:
+        code = RefusalCode.BAD_ADDRESS
     if reason is not None:
-        return Judgement(gpu, reason=reason, problems=tuple(problems))
+        return Judgement(gpu, reason=reason, code=code, problems=tuple(problems))
     return Judgement(gpu, ResourceName(name), offer, problems=tuple(problems))
 
 

@@ -9,21 +9,35 @@ alone, and becomes a reason in words.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from glob import glob
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from gpuplug.model import DrmNode, Gpu, Rejected, Snapshot
+from gpuplug.host.attributes import (
+    GONE,
+    Roots,
+    Wrong,
+    bearer,
+    driver_of,
+    link_name,
+    read_count,
+    read_hexadecimal,
+    read_numa_node,
+    read_text,
+    shown,
+)
+from gpuplug.model import DrmNode, Gpu, RefusalCode, Rejected, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+__all__ = ["SETTLING", "Roots", "look", "scan"]
 
 SETTLING: Final = 0.03
 """Seconds that a GPU's newest node must be old before the GPU counts as settled.
@@ -33,32 +47,7 @@ The card node follows the render node after 1 to 6 ms.
 
 _NODE: Final = re.compile(r"(card|renderD)[0-9]+", re.ASCII)
 _NUMBERS: Final = re.compile(r"([0-9]{1,10}):([0-9]{1,10})", re.ASCII)
-_RANGE: Final = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", re.ASCII)
-_ATTRIBUTE_LIMIT: Final = 4096
-"""Bytes of a sysfs attribute: the kernel gives it one page."""
 _GLOB_LIMIT: Final = 64
-_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO})
-
-
-class _Wrong(Exception):  # noqa: N818 - not an error of ours: it ends as a reason in words
-    """Something about one GPU is not as sysfs should have it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Roots:
-    """Where the machine is: ``/sys`` and ``/dev``, below a prefix if there is one."""
-
-    prefix: str = ""
-
-    @property
-    def drm(self) -> str:
-        """The class folder with one link per DRM minor and connector."""
-        return f"{self.prefix}/sys/class/drm"
-
-    @property
-    def dri(self) -> str:
-        """The folder with the nodes; the kernel removes it with the last one."""
-        return f"{self.prefix}/dev/dri"
 
 
 def scan(roots: Roots, attributes: Iterable[str] = (), *, now: float | None = None) -> Snapshot:
@@ -73,7 +62,7 @@ def scan(roots: Roots, attributes: Iterable[str] = (), *, now: float | None = No
     rejected: list[Rejected] = []
     fresh: dict[str, float] = {}
     devices = sorted(
-        (_shown(os.path.basename(_home(device))), device, names)
+        (shown(os.path.basename(bearer(device))), device, names)
         for device, names in _by_device(roots, rejected).items()
     )
     bearers = Counter(address for address, _, _ in devices)
@@ -82,8 +71,8 @@ def scan(roots: Roots, attributes: Iterable[str] = (), *, now: float | None = No
             continue
         try:
             gpu, changed = _gpu(roots, device, names, wanted)
-        except _Wrong as error:
-            rejected.append(Rejected(address, str(error)))
+        except Wrong as error:
+            rejected.append(Rejected(address, str(error), error.code))
             continue
         if 0 <= now - changed < SETTLING:  # a node "from the future" means that the clock was set
             fresh[address] = changed + SETTLING - now
@@ -91,9 +80,11 @@ def scan(roots: Roots, attributes: Iterable[str] = (), *, now: float | None = No
             gpus.append(gpu)
         elif gpu.missing:
             reason = f"none of its nodes is in /dev/dri: {', '.join(gpu.missing)}"
-            rejected.append(Rejected(address, reason))
+            rejected.append(Rejected(address, reason, RefusalCode.NODES_MISSING))
     rejected += [
-        Rejected(a, f"{count} bus devices have this name") for a, count in bearers.items() if count > 1
+        Rejected(address, f"{count} bus devices have this name", RefusalCode.SAME_NAME)
+        for address, count in bearers.items()
+        if count > 1
     ]
     rejected.sort(key=lambda r: r.address)
     return Snapshot(tuple(gpus), tuple(rejected), frozenset(fresh), max(fresh.values(), default=0.0))
@@ -108,9 +99,9 @@ def look(roots: Roots, gpu: Gpu) -> Gpu | None:
     device = f"{roots.prefix}/sys/bus/{gpu.bus}/devices/{gpu.address}"
     try:
         names = sorted(name for name in os.listdir(f"{device}/drm") if _NODE.fullmatch(name))
-        kernel_driver = _kernel_driver(device)
+        kernel_driver = driver_of(device)
         nodes, missing, _ = _nodes(roots, f"{device}/drm", names)
-    except (OSError, _Wrong):
+    except (OSError, Wrong):
         return _look_everywhere(roots, gpu)
     if kernel_driver != gpu.kernel_driver or not nodes:
         return _look_everywhere(roots, gpu)
@@ -130,8 +121,9 @@ def _by_device(roots: Roots, rejected: list[Rejected]) -> dict[str, list[str]]:
     try:
         names = sorted(name for name in os.listdir(roots.drm) if _NODE.fullmatch(name))
     except OSError as error:
-        if error.errno not in _GONE:
-            rejected.append(Rejected(roots.drm, f"it cannot be listed: {error.strerror}"))
+        if error.errno not in GONE:
+            reason = f"it cannot be listed: {error.strerror}"
+            rejected.append(Rejected(roots.drm, reason, RefusalCode.UNREADABLE))
         return {}
     found: dict[str, list[str]] = {}
     for name in names:
@@ -152,41 +144,25 @@ def _by_device(roots: Roots, rejected: list[Rejected]) -> dict[str, list[str]]:
 def _gpu(roots: Roots, device: str, names: Sequence[str], wanted: Sequence[str]) -> tuple[Gpu, float]:
     """Read one GPU from scratch; return it and the time of its newest node."""
     nodes, missing, changed = _nodes(roots, roots.drm, names)
-    home = _home(device)
+    home = bearer(device)
     address = os.path.basename(home)
-    if address != _shown(address):
-        raise _Wrong("its name is not text")
-    bus = _link(home, "subsystem")
+    if address != shown(address):
+        raise Wrong("its name is not text")
+    bus = link_name(home, "subsystem")
     pci = bus == "pci"  # elsewhere files of these names may be anything
     return Gpu(
         address=address,
         bus=bus,
-        kernel_driver=_kernel_driver(device),
+        kernel_driver=driver_of(device),
         nodes=nodes,
         missing=missing,
-        vendor=_hexadecimal(home, "vendor") if pci else None,
-        device=_hexadecimal(home, "device") if pci else None,
-        pci_class=_hexadecimal(home, "class") if pci else None,
-        numa_node=_numa_node(roots, home),
+        vendor=read_hexadecimal(home, "vendor") if pci else None,
+        device=read_hexadecimal(home, "device") if pci else None,
+        pci_class=read_hexadecimal(home, "class") if pci else None,
+        numa_node=read_numa_node(roots, home),
+        virtual_functions=read_count(home, "sriov_numvfs") if pci else 0,
         attributes=MappingProxyType(_attributes(home, wanted)),
     ), changed
-
-
-def _home(device: str) -> str:
-    """Return the device that gives the GPU its address.
-
-    virtioN is numbered by order of appearance; the PCI device above it has the lasting name.
-    """
-    return os.path.dirname(device) if _link(device, "subsystem") == "virtio" else device
-
-
-def _kernel_driver(device: str) -> str:
-    """Name the module bound to the device; below virtio-pci it is the child's that counts."""
-    driver = _link(device, "driver")
-    if driver == "virtio-pci":
-        for child in sorted(glob("virtio[0-9]*", root_dir=device)):
-            return _link(f"{device}/{child}", "driver") or driver
-    return driver
 
 
 def _nodes(
@@ -197,28 +173,30 @@ def _nodes(
     missing: list[str] = []
     changed = 0.0
     for name in names:
-        text = _read(f"{folder}/{name}/dev")
+        text = read_text(f"{folder}/{name}/dev")
         if text is None:
             if os.path.lexists(f"{folder}/{name}"):
-                raise _Wrong(f"{name}: sysfs gives no device number")
+                raise Wrong(f"{name}: sysfs gives no device number")
             continue  # gone between the listing and now
         numbers = _NUMBERS.fullmatch(text)
         if numbers is None:
-            raise _Wrong(f"{name}: sysfs gives {text[:20]!r} as its device number")
+            raise Wrong(f"{name}: sysfs gives {text[:20]!r} as its device number")
         major, minor = int(numbers[1]), int(numbers[2])
         path = f"{roots.dri}/{name}"
         try:
             link, node = os.lstat(path), os.stat(path)
         except OSError as error:
-            if error.errno not in _GONE:
-                raise _Wrong(f"{path} cannot be examined: {error.strerror}") from error
+            if error.errno not in GONE:
+                raise Wrong(f"{path} cannot be examined: {error.strerror}", RefusalCode.UNREADABLE) from error
             missing.append(name)
             continue
         if not stat.S_ISCHR(node.st_mode):
-            raise _Wrong(f"{path} is {_kind(node.st_mode)}, not a character device")
+            reason = f"{path} is {_kind(node.st_mode)}, not a character device"
+            raise Wrong(reason, RefusalCode.NODE_MISMATCH)
         actual = os.major(node.st_rdev), os.minor(node.st_rdev)
         if actual != (major, minor):
-            raise _Wrong(f"{path} is device {actual[0]}:{actual[1]}, and sysfs says {major}:{minor}")
+            reason = f"{path} is device {actual[0]}:{actual[1]}, and sysfs says {major}:{minor}"
+            raise Wrong(reason, RefusalCode.NODE_MISMATCH)
         changed = max(changed, link.st_ctime)
         nodes.append(DrmNode(name, f"/dev/dri/{name}", path, major, minor))
     return tuple(nodes), tuple(missing), changed
@@ -229,81 +207,6 @@ def _kind(mode: int) -> str:
     return next((name for test, name in kinds if test(mode)), "a file of another kind")
 
 
-def _link(device: str, name: str) -> str:
-    """Return the last part of a sysfs link; empty where there is no such link."""
-    try:
-        return _shown(os.path.basename(os.readlink(f"{device}/{name}")))
-    except OSError:
-        return ""
-
-
-def _shown(name: str) -> str:
-    """Return a file's name as text that can be printed and sent, whatever bytes it is made of."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def _read(path: str) -> str | None:
-    """Read a small text file; ``None`` if it is not there.
-
-    :raises _Wrong: if it cannot be read, or is not one page of text.
-    """
-    try:
-        # Nothing but a file is opened: a FIFO in the place of an attribute must not hold the
-        # scan, nor a link lead it to a GPU node; the flags are for what changes in between.
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            raise _Wrong(f"{path} is not a regular file")
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError as error:
-        if error.errno in _GONE:
-            return None
-        raise _Wrong(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        data = os.read(descriptor, _ATTRIBUTE_LIMIT + 1)
-    except OSError as error:
-        if error.errno in _GONE:
-            return None
-        raise _Wrong(f"{path} cannot be read: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
-    if len(data) > _ATTRIBUTE_LIMIT:
-        raise _Wrong(f"{path} is larger than a sysfs attribute")
-    try:
-        return data.decode("utf-8").strip()
-    except UnicodeDecodeError:
-        raise _Wrong(f"{path} is not text") from None
-
-
-def _hexadecimal(device: str, name: str) -> int | None:
-    text = _read(f"{device}/{name}")
-    if text is None:
-        return None
-    if not re.fullmatch(r"0x[0-9a-fA-F]{1,8}", text):
-        raise _Wrong(f"sysfs gives {text[:20]!r} as its {name}")
-    return int(text, 16)
-
-
-def _numa_node(roots: Roots, device: str) -> int | None:
-    """Return the NUMA node, if the kernel names one that is online.
-
-    Only a hint for placement: where it is missing, -1 or unreadable the GPU is offered without it.
-    """
-    try:
-        text = _read(f"{device}/numa_node") or ""
-        online = _read(f"{roots.prefix}/sys/devices/system/node/online")
-    except _Wrong:
-        return None
-    if not re.fullmatch(r"[0-9]{1,6}", text, re.ASCII):
-        return None
-    node = int(text)
-    return node if online is None or _in_list(node, online) else None
-
-
-def _in_list(number: int, text: str) -> bool:
-    """Tell whether a kernel list (``0-1,3``) has the number."""
-    ranges = (_RANGE.fullmatch(part) for part in text.split(","))
-    return any(int(r[1]) <= number <= int(r[2] or r[1]) for r in ranges if r)
-
-
 def _attributes(device: str, wanted: Sequence[str]) -> dict[str, str]:
     """Read what drivers asked for; what is absent or unreadable is left out."""
     found: dict[str, str] = {}
@@ -311,8 +214,8 @@ def _attributes(device: str, wanted: Sequence[str]) -> dict[str, str]:
         paths = sorted(glob(pattern, root_dir=device))[:_GLOB_LIMIT] if _has_wildcard(pattern) else [pattern]
         for path in paths:
             try:
-                text = _read(f"{device}/{path}")
-            except _Wrong:
+                text = read_text(f"{device}/{path}")
+            except Wrong:
                 continue
             if text is not None:
                 found[path] = text
