@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import anyio
@@ -12,7 +12,6 @@ import anyio.to_thread
 import pytest
 from grpclib.client import Channel
 
-from gpuplug.host.sockets import identify, listening, remove_abandoned, remove_if_same
 from gpuplug.kubelet.listener import CLOSING, Listener
 from gpuplug.kubelet.service import Service, Streams
 from gpuplug.kubelet.v1beta1 import DevicePluginStub, Empty
@@ -159,57 +158,3 @@ async def test_a_peer_that_reads_nothing_is_hung_up_on_all_the_same(path: Path) 
         assert anyio.current_time() - began < CLOSING + 0.5
         await open_sockets_are(before + 1)  # the peer's end
     await open_sockets_are(before)
-
-
-# --- the files in the kubelet's folder ------------------------------------------------
-
-
-async def test_only_sockets_that_nobody_listens_on_are_abandoned(short_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(short_path / "gpuplug-dead.sock"))
-    with socket.socket(socket.AF_UNIX) as foreign:
-        foreign.bind(str(short_path / "other-dead.sock"))
-    (short_path / "gpuplug-file.sock").touch()
-    async with Listener(str(short_path / "gpuplug-live.sock"), [service()]):
-        look = (str(short_path), "gpuplug-")
-        assert await anyio.to_thread.run_sync(remove_abandoned, *look) == ["gpuplug-dead.sock"]
-        assert await anyio.to_thread.run_sync(listening, *look, "own") == {"gpuplug-live.sock"}
-        assert await anyio.to_thread.run_sync(listening, *look, "gpuplug-l") == frozenset()
-        assert await options(short_path / "gpuplug-live.sock")
-    assert sorted(path.name for path in short_path.iterdir()) == ["gpuplug-file.sock", "other-dead.sock"]
-
-
-def test_a_socket_too_busy_to_answer_is_not_abandoned(short_path: Path) -> None:
-    busy = short_path / "gpuplug-busy.sock"
-    with socket.socket(socket.AF_UNIX) as server, ExitStack() as waiting:
-        server.bind(str(busy))
-        server.listen(0)
-        for _ in range(3):
-            peer = waiting.enter_context(socket.socket(socket.AF_UNIX))
-            peer.setblocking(False)
-            with suppress(BlockingIOError):
-                peer.connect(str(busy))
-        assert remove_abandoned(str(short_path), "gpuplug-") == []
-        assert busy.exists()
-
-
-def test_where_there_is_no_folder_nothing_is_abandoned_and_nobody_listens(short_path: Path) -> None:
-    assert remove_abandoned(f"{short_path}/nowhere", "gpuplug-") == []
-    assert listening(f"{short_path}/nowhere", "gpuplug-", "gpuplug-own") == frozenset()
-
-
-def test_a_socket_is_told_from_a_later_one_of_the_same_name(short_path: Path) -> None:
-    path = str(short_path / "kubelet.sock")
-    seen = set()
-    for _ in range(5):
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(path)
-        identity = identify(path)
-        assert identity is not None
-        assert identity not in seen
-        seen.add(identity)
-        remove_if_same(path, next(iter(seen - {identity}), None))
-        assert identify(path) == identity, "only the very same socket is removed"
-        remove_if_same(path, identity)
-        assert identify(path) is None
-        remove_if_same(path, identity)  # gone already
