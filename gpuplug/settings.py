@@ -155,3 +155,8 @@ def origins(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, s
         for option in OPTIONS
         if option.field in given or environ.get(option.variable)
     }
+
+
+def spelt(settings: Settings) -> str:
+    """Write the settings as options: what holds in the end, wherever each of them comes from."""
+    return " ".join(f"{option.flag}={getattr(settings, option.field)}" for option in OPTIONS)

@@ -22,6 +22,7 @@ from gpuplug.settings import (
     default,
     origins,
     resolve,
+    spelt,
 )
 
 LONGEST_PCI_ADDRESS = "ffffffff:e1:1f.7"
@@ -138,6 +139,15 @@ def test_any_text_is_a_valid_setting_or_a_named_error(option: Option, text: str)
     assert 1 <= settings.resync <= 86_400
     assert settings.log_level in LOG_LEVELS
     assert settings.log_format in LOG_FORMATS
+
+
+def test_settings_are_spelt_as_the_options_that_give_them() -> None:
+    chosen = resolve({"shared_dev_num": "10", "prefix": "/host"}, {"GPUPLUG_LOG_FORMAT": "json"})
+    words = dict(word.split("=") for word in spelt(chosen).split(" "))
+    assert words["--shared-dev-num"] == "10"
+    assert words["--log-format"] == "json"
+    fields_given = {flag.removeprefix("--").replace("-", "_"): value for flag, value in words.items()}
+    assert resolve(fields_given, {}) == chosen
 
 
 def test_the_most_shares_of_the_most_gpus_fit_into_a_list_and_one_more_does_not() -> None:

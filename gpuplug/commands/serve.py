@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import signal
 import stat
@@ -10,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
+from loguru import logger
 
 from gpuplug import app, log
 from gpuplug.core.identity import MAX_SOCKET_PATH, socket_name, socket_room
 from gpuplug.errors import SettingError
 from gpuplug.plugins import loader
-from gpuplug.settings import Settings, origins, resolve
+from gpuplug.settings import Settings, origins, resolve, spelt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +41,7 @@ def run(given: Mapping[str, str], environ: Mapping[str, str]) -> int:
     settings = resolve(given, environ)
     check_folders(settings, origins(given, environ))
     log.set_up(settings.log_level, settings.log_format)
+    logger.info("gpuplug {} serve {}", importlib.metadata.version("gpuplug"), spelt(settings))
     anyio.run(_until_told_to_stop, settings)
     return 0
 
