@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,26 +13,14 @@ import pytest
 from gpuplug.commands.serve import check_folders, run
 from gpuplug.errors import SettingError
 from gpuplug.settings import Settings
+from tests.rights import as_somebody_else
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from gpuplug.testing import Machine
 
 NONE: dict[str, str] = {}
-
-
-@contextmanager
-def as_somebody_else() -> Iterator[None]:
-    """Give root's rights up for a while: nothing is closed to root."""
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
 
 
 def test_folders_that_are_there_are_good(short_path: Path) -> None:

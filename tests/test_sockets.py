@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpuplug.host.sockets import identify, listening, remove_abandoned, remove_if_same
+from tests.rights import as_somebody_else
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +73,17 @@ def test_sockets_of_a_killed_process_are_removed_and_named(kubelet_dir: Path) ->
     assert remove_abandoned(str(kubelet_dir), "gpuplug-") == ["gpuplug-a.sock", "gpuplug-b.sock"]
     assert list(kubelet_dir.iterdir()) == []
     assert remove_abandoned(str(kubelet_dir), "gpuplug-") == []
+
+
+def test_a_socket_that_may_not_be_removed_is_not_said_to_be(kubelet_dir: Path) -> None:
+    abandoned(kubelet_dir / "gpuplug-a.sock")
+    (kubelet_dir / "gpuplug-a.sock").chmod(0o777)
+    kubelet_dir.parent.chmod(0o755)
+    kubelet_dir.chmod(0o555)
+    with as_somebody_else():
+        assert remove_abandoned(str(kubelet_dir), "gpuplug-") == []
+    assert (kubelet_dir / "gpuplug-a.sock").is_socket()
+    kubelet_dir.chmod(0o755)
 
 
 def test_sockets_that_answer_and_sockets_of_others_and_other_files_stay(kubelet_dir: Path) -> None:

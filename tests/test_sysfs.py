@@ -31,6 +31,7 @@ from gpuplug.testing.lies import (
     remove,
 )
 from gpuplug.testing.variants import add_vfs, add_virtio_gpu, remove_vfs
+from tests.rights import as_somebody_else
 from tests.values import A, B
 
 if TYPE_CHECKING:
@@ -507,6 +508,23 @@ def test_an_attribute_that_a_driver_wants_is_read_or_left_out(machine: Machine, 
     assert found["good"] == "1"
     assert found.keys() <= {"good", "wanted"}
     assert ("wanted" in found) == (spoil in {"empty", "words", "minus", "digits", "long"})
+
+
+def test_a_file_that_may_not_be_read_costs_the_gpu_and_says_so(machine: Machine) -> None:
+    machine.add_gpu(A)
+    for folder in (machine.root.parent, machine.root):
+        folder.chmod(0o755)
+    (machine.device(A) / "vendor").chmod(0)
+    with as_somebody_else():
+        snapshot = see(machine)
+    assert reasons(snapshot)[A].endswith("/vendor cannot be read: Permission denied")
+
+
+def test_a_file_whose_reading_fails_is_left_out(machine: Machine) -> None:
+    """The first page of a process' memory is mapped nowhere, so reading it fails with EIO."""
+    machine.add_gpu(A, attributes={"good": "1"})
+    (machine.device(A) / "self").symlink_to("/proc/self")
+    assert only(see(machine, "self/mem", "good")).attributes == {"good": "1"}
 
 
 def test_globs_find_attributes_below_the_gpu_and_follow_no_last_link(machine: Machine) -> None:
