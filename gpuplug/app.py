@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
@@ -26,19 +26,24 @@ from gpuplug.allocator import FreshAllocator
 from gpuplug.core.identity import SOCKET_PREFIX
 from gpuplug.core.inventory import build, diff, settled
 from gpuplug.host.memory import give_back
+from gpuplug.host.pci import survey
 from gpuplug.host.sockets import remove_abandoned
 from gpuplug.host.sysfs import Roots, scan
 from gpuplug.host.watch import Place, watch
 from gpuplug.kubelet.endpoint import Endpoints, KubeletDirectory
 from gpuplug.latest import Latest
 from gpuplug.model import Inventory
-from gpuplug.observe.changes import changes
+from gpuplug.observe.changes import around, changes
+from gpuplug.observe.refusals import ALL_MODULES
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from gpuplug.plugins.loader import Loaded
     from gpuplug.settings import Settings
+
+DRIVERS_PROBE: Final = 1.0
+"""Seconds after the start until GPUs without a DRM device are told of: kernel drivers may be at it."""
 
 
 async def serve(
@@ -62,6 +67,7 @@ async def serve(
         ticks = {Place(roots.dri): machine_ticks, Place(settings.kubelet_dir): kubelet.ticks}
         tasks.start_soon(watch, tuple(ticks), partial(_tick, ticks), name="watch")
         tasks.start_soon(_resync, settings.resync, partial(_tick, ticks, frozenset(ticks)), name="resync")
+        tasks.start_soon(_tell_of_displays, roots, settings.resync, name="displays")
         task_status.started(endpoints)
         await _follow_machine(settings, loaded, roots, machine_ticks, endpoints)
 
@@ -87,6 +93,18 @@ async def _follow_machine(
         # What was seen in the middle of coming or going is looked at again when that is over.
         with anyio.move_on_after(snapshot.settled_in or None):
             await ticks.newer(version)
+
+
+async def _tell_of_displays(roots: Roots, seconds: float) -> None:
+    """Tell of GPUs that no kernel driver made a DRM device for, and why: at the start, and if it changes."""
+    known = None
+    await anyio.sleep(DRIVERS_PROBE)
+    while True:
+        seen = await anyio.to_thread.run_sync(survey, roots, ALL_MODULES)
+        for line in around(known, seen):
+            logger.log(line.level, "{}", line.text)
+        known = seen
+        await anyio.sleep(seconds)
 
 
 def _tick(ticks: dict[Place, Latest[None]], touched: frozenset[Place]) -> None:

@@ -1,6 +1,7 @@
 """Arguments and environment → ``Settings`` → a command; and what it all exits with.
 
-Exit codes: 0 done, 1 failed, 2 a bad option or variable (one line on standard error).
+Exit codes: 0 done, 1 failed, 2 a bad option or variable (one line on standard error),
+3 ``inspect`` found nothing to advertise.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from gpuplug.errors import SettingError
 from gpuplug.settings import OPTIONS, default
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 COMMANDS: Final = {
     "serve": "serve the node's GPUs to the kubelet (the command of the DaemonSet)",
+    "inspect": "show every GPU of this machine, and why one is not advertised: no kubelet needed",
     "demo": "show it all on a made-up machine: no root, no GPU, no cluster",
 }
 """Each command is the module of that name in ``gpuplug.commands``."""
@@ -83,14 +85,17 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         command = commands.add_parser(
-            name, help=text, description=f"{text.capitalize()}.", allow_abbrev=False
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
         )
         _ADD_OPTIONS[name](command)
     return parser
 
 
-def _add_serve_options(parser: argparse.ArgumentParser) -> None:
+def _add_serve_options(parser: argparse.ArgumentParser, flags: Collection[str] = ()) -> None:
+    """Add the options of ``Settings``, or those of them that ``flags`` names."""
     for option in OPTIONS:
+        if flags and option.flag not in flags:
+            continue
         shown = default(option)
         text = f"{option.help} (default: {'none' if shown == '' else shown}; {option.variable})"
         parser.add_argument(
@@ -98,8 +103,25 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
         )
 
 
+def _add_inspect_options(parser: argparse.ArgumentParser) -> None:
+    _add_serve_options(parser, ("--shared-dev-num", "--prefix"))
+    parser.add_argument("--json", action="store_true", help="print JSON (schema: gpuplug/observe/README.md)")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = (
+        "examples:\n"
+        "  gpuplug inspect                        what gpuplug sees here, as it would serve it\n"
+        "  gpuplug inspect --prefix /host         the same, where the node is mounted at /host\n"
+        "  gpuplug inspect --json | jq .gpus      for scripts\n\n"
+        "exit codes: 0 something is advertised, 3 nothing is, 2 a bad option"
+    )
+
+
 def _add_demo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", action="store_true", help="stay until interrupted, and log what happens")
 
 
-_ADD_OPTIONS: Final = {"serve": _add_serve_options, "demo": _add_demo_options}
+_ADD_OPTIONS: Final[Mapping[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "serve": _add_serve_options,
+    "inspect": _add_inspect_options,
+    "demo": _add_demo_options,
+}

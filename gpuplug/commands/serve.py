@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import signal
-import stat
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 from loguru import logger
 
 from gpuplug import app, log
+from gpuplug.commands.folders import check_folder
 from gpuplug.core.identity import MAX_SOCKET_PATH, socket_name, socket_room
 from gpuplug.errors import SettingError
 from gpuplug.plugins import loader
@@ -42,7 +41,7 @@ def run(given: Mapping[str, str], environ: Mapping[str, str]) -> int:
     check_folders(settings, origins(given, environ))
     log.set_up(settings.log_level, settings.log_format)
     logger.info("gpuplug {} serve {}", importlib.metadata.version("gpuplug"), spelt(settings))
-    anyio.run(_until_told_to_stop, settings)
+    anyio.run(_until_told_to_stop, settings, loader.load())
     return 0
 
 
@@ -57,9 +56,9 @@ def check_folders(settings: Settings, chosen: Mapping[str, str]) -> None:
     """
     prefix = chosen.get("prefix", "--prefix")
     if settings.prefix:
-        _check_folder(prefix, settings.prefix)
+        check_folder(prefix, settings.prefix)
     kubelet_dir = chosen.get("kubelet_dir", "--kubelet-dir")
-    _check_folder(kubelet_dir, settings.kubelet_dir, may_come_later="kubelet_dir" not in chosen)
+    check_folder(kubelet_dir, settings.kubelet_dir, may_come_later="kubelet_dir" not in chosen)
     try:
         socket_name("", "000000", _HIGHEST_GENERATION, socket_room(settings.kubelet_dir))
     except ValueError:
@@ -69,23 +68,10 @@ def check_folders(settings: Settings, chosen: Mapping[str, str]) -> None:
         ) from None
 
 
-def _check_folder(option: str, path: str, *, may_come_later: bool = False) -> None:
-    try:
-        mode = Path(path).stat().st_mode
-    except FileNotFoundError:
-        if not may_come_later:
-            raise SettingError(f"{option}: {path!r} is not there") from None
-    except OSError as error:
-        raise SettingError(f"{option}: {path!r} cannot be used: {error.strerror}") from error
-    else:
-        if not stat.S_ISDIR(mode):
-            raise SettingError(f"{option}: {path!r} is not a folder")
-
-
-async def _until_told_to_stop(settings: Settings) -> None:
+async def _until_told_to_stop(settings: Settings, loaded: loader.Loaded) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(app.serve, settings, loader.load())
+            tasks.start_soon(app.serve, settings, loaded)
             async for _ in signals:
                 break
             tasks.cancel_scope.cancel()

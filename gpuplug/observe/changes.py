@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from gpuplug.model import RefusalCode
+from gpuplug.observe.refusals import NO_GPU, refuse, refuse_display
+
 if TYPE_CHECKING:
-    from gpuplug.model import Gpu, Inventory, Offer, Resource
+    from gpuplug.model import Gpu, Inventory, Offer, PciDisplay, Resource, Surroundings
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,26 @@ def changes(old: Inventory | None, new: Inventory) -> tuple[Line, ...]:
     known = _problems(old)
     lines += [Line("WARNING", problem) for problem in _problems(new) if problem not in known]
     if not after and (old is None or before):
-        lines.append(Line("INFO", "no GPU: /sys/class/drm has no card and no render node; watching for one"))
+        lines.append(Line("INFO", f"no GPU: {NO_GPU}; watching for one"))
+    return tuple(lines)
+
+
+def around(old: Surroundings | None, new: Surroundings) -> tuple[Line, ...]:
+    """Say which PCI display devices have no DRM device, and why, if that has changed.
+
+    Nothing is said of one that is gone, or has a DRM device by now: ``changes`` has it then.
+    """
+    before = () if old is None else _without_drm(old)
+    return tuple(line for line in _without_drm(new) if line not in before)
+
+
+def _without_drm(surroundings: Surroundings) -> tuple[Line, ...]:
+    lines = []
+    for device in surroundings.displays:
+        if not device.drm:
+            refusal = refuse_display(device, surroundings.modules)
+            text = f"{_describe_display(device)}: not advertised: {refusal.reason}"
+            lines.append(Line("INFO" if refusal.code is RefusalCode.KEPT_FOR_VMS else "WARNING", text))
     return tuple(lines)
 
 
@@ -37,7 +59,7 @@ def _sayings(inventory: Inventory | None) -> dict[str, Line]:
     if inventory is None:
         return {}
     lines = {
-        rejected.address: Line("WARNING", f"{rejected.address}: not advertised: {rejected.reason}")
+        rejected.address: Line("WARNING", f"{rejected.address}: not advertised: {refuse(rejected).reason}")
         for rejected in inventory.rejected
     }
     for resource in inventory.resources.values():
@@ -52,6 +74,13 @@ def _offered(resource: Resource, offer: Offer) -> Line:
     if offer.verdict.healthy:
         return Line("INFO", text)
     return Line("WARNING", f"{text}, unhealthy: {offer.verdict.reason}")
+
+
+def _describe_display(device: PciDisplay) -> str:
+    ids = (
+        "" if device.vendor is None or device.device is None else f" {device.vendor:04x}:{device.device:04x}"
+    )
+    return f"{device.address} ({device.kernel_driver or 'no kernel driver'}{ids})"
 
 
 def describe(gpu: Gpu) -> str:

@@ -1,0 +1,81 @@
+"""``gpuplug inspect``: every GPU of this machine, what becomes of it, and why.
+
+It needs no kubelet, and no root where /sys and /dev can be read. Nodes are examined with ``stat``
+and never opened. Exit codes: 0 something is advertised, 3 nothing is, 2 a bad option.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Final
+
+from gpuplug.commands.folders import check_folder
+from gpuplug.core.inventory import build
+from gpuplug.host.attributes import Roots
+from gpuplug.host.names import access, pci_names
+from gpuplug.host.pci import survey
+from gpuplug.host.sysfs import scan
+from gpuplug.model import Inventory
+from gpuplug.observe.document import Details, document
+from gpuplug.observe.refusals import ALL_MODULES
+from gpuplug.observe.report import DriverReport, Report, build_report
+from gpuplug.plugins import loader
+from gpuplug.settings import Settings, origins, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NOTHING: Final = 3
+"""The exit code where nothing is advertised."""
+
+
+def run(given: Mapping[str, object], environ: Mapping[str, str]) -> int:
+    """Print what is true now, and return 0 if something is advertised, else 3.
+
+    :raises SettingError: for an option, variable or folder that cannot be used.
+    """
+    options = {name: value for name, value in given.items() if isinstance(value, str)}
+    settings = resolve(options, environ)
+    if settings.prefix:
+        check_folder(origins(options, environ)["prefix"], settings.prefix)
+    report = look(settings, loader.load())
+    details = look_up(settings, report)
+    try:
+        if given["json"]:
+            sys.stdout.write(f"{json.dumps(document(report, details), indent=2)}\n")
+        else:
+            from gpuplug.commands.tables import show  # noqa: PLC0415 - rich, which JSON does without
+
+            show(report, details, sys.stdout, environ)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough; nothing more must be written at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0 if report.advertised else NOTHING
+
+
+def look(settings: Settings, loaded: loader.Loaded) -> Report:
+    """See the machine, decide as ``serve`` would, and put together what is true."""
+    roots = Roots(settings.prefix)
+    snapshot = scan(roots, loaded.sysfs_attributes)
+    inventory = build(snapshot, loaded.drivers, settings, Inventory())
+    return build_report(inventory, driver_reports(loaded), survey(roots, ALL_MODULES))
+
+
+def driver_reports(loaded: loader.Loaded) -> tuple[DriverReport, ...]:
+    """Say in plain values what has been loaded, and what could not be."""
+    return (
+        *(DriverReport(driver.name, driver.distribution) for driver in loaded.drivers),
+        *(DriverReport(broken.name, problem=broken.reason) for broken in loaded.broken),
+    )
+
+
+def look_up(settings: Settings, report: Report) -> Details:
+    """Look up what a person wants to read besides: owners and modes of nodes, names of PCI ids."""
+    roots = Roots(settings.prefix)
+    ids = {
+        (gpu.vendor, gpu.device) for gpu in report.gpus if gpu.vendor is not None and gpu.device is not None
+    }
+    nodes = [node for gpu in report.gpus for node in gpu.nodes]
+    return Details(access(roots, nodes), pci_names(roots, ids))

@@ -1,0 +1,121 @@
+"""See the display devices on the PCI bus, and what else tells why there is no DRM device.
+
+Sources: the kernel's ``Documentation/ABI/testing/sysfs-bus-pci`` (``class``, ``driver``, ``physfn``,
+``sriov_*``) and ``sysfs-module``. What is read there is what the kernel has in memory: no device is
+woken up by it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import TYPE_CHECKING, Final
+
+from gpuplug.host.attributes import (
+    Roots,
+    Wrong,
+    bearer,
+    driver_of,
+    link_name,
+    read_count,
+    read_hexadecimal,
+    read_numa_node,
+    shown,
+)
+from gpuplug.model import PciDisplay, Surroundings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_DISPLAY: Final = 0x03
+"""The PCI base class of display controllers: VGA 0x0300, 3D 0x0302, other 0x0380."""
+_NODE: Final = re.compile(r"(card|renderD)[0-9]+", re.ASCII)
+
+
+def survey(roots: Roots, modules: Iterable[str]) -> Surroundings:
+    """See what there is around the DRM devices. What cannot be read counts as not there.
+
+    :param modules: the kernel modules of which to see whether they are loaded.
+    """
+    return Surroundings(
+        displays=displays(roots),
+        modules=frozenset(m for m in modules if os.path.isdir(f"{roots.prefix}/sys/module/{m}")),
+        drm_class=os.path.isdir(roots.drm),
+        dxg=_is_character_device(f"{roots.prefix}/dev/dxg"),
+    )
+
+
+def displays(roots: Roots) -> tuple[PciDisplay, ...]:
+    """See every PCI display device, by address; a number that makes no sense counts as unknown."""
+    bus = f"{roots.prefix}/sys/bus/pci/devices"
+    try:
+        names = sorted(os.listdir(bus))
+    except OSError:
+        return ()
+    found = []
+    for name in names:
+        device = f"{bus}/{name}"
+        pci_class = _number(device, "class")
+        if pci_class is not None and pci_class >> 16 == _DISPLAY:
+            found.append(_display(roots, device, pci_class))
+    return tuple(found)
+
+
+def _display(roots: Roots, device: str, pci_class: int) -> PciDisplay:
+    driver = driver_of(device)
+    return PciDisplay(
+        address=shown(os.path.basename(device)),
+        vendor=_number(device, "vendor"),
+        device=_number(device, "device"),
+        pci_class=pci_class,
+        # virtio-pci alone is a bus: nothing drives the GPU before its child has a driver.
+        kernel_driver="" if driver == "virtio-pci" else driver,
+        numa_node=read_numa_node(roots, device),
+        drm=_drm(roots, device),
+        physical_function=link_name(device, "physfn"),
+        virtual_functions=_count(device, "sriov_numvfs"),
+        total_functions=_count(device, "sriov_totalvfs"),
+    )
+
+
+def _drm(roots: Roots, device: str) -> tuple[str, ...]:
+    """Name the DRM nodes below the device, as sysfs has them there."""
+    try:
+        names = os.listdir(f"{device}/drm")
+    except OSError:
+        names = _drm_of_children(roots, device)
+    return tuple(sorted(name for name in names if _NODE.fullmatch(name)))
+
+
+def _drm_of_children(roots: Roots, device: str) -> list[str]:
+    """Name them where they hang one device lower, on virtioN, as in older kernels."""
+    if link_name(device, "driver") != "virtio-pci":
+        return []
+    home = os.path.realpath(device)
+    try:
+        names = os.listdir(roots.drm)
+    except OSError:
+        return []
+    return [n for n in names if bearer(os.path.realpath(f"{roots.drm}/{n}/device")) == home]
+
+
+def _number(device: str, name: str) -> int | None:
+    try:
+        return read_hexadecimal(device, name)
+    except Wrong:
+        return None
+
+
+def _count(device: str, name: str) -> int:
+    try:
+        return read_count(device, name)
+    except Wrong:
+        return 0
+
+
+def _is_character_device(path: str) -> bool:
+    try:
+        return stat.S_ISCHR(os.stat(path).st_mode)
+    except OSError:
+        return False
