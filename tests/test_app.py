@@ -1,0 +1,319 @@
+"""The whole story in one process: from a made-up machine to a made-up kubelet."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from inotify_simple import INotify
+
+from gpuplug import Gpu, Verdict, app, hookimpl
+from gpuplug.kubelet.endpoint import Endpoints, Phase
+from gpuplug.plugins.loader import BrokenDriver, Loaded, from_modules, load
+from gpuplug.settings import Settings
+from gpuplug.testing import FakeKubeletError, Machine
+from tests.running import (
+    I915,
+    XE,
+    A,
+    B,
+    C,
+    eventually,
+    heard,
+    open_files,
+    own_sockets,
+    running_kubelet,
+    settled,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from gpuplug.testing import FakeKubelet
+
+INSTALLED = load()
+D = "0000:06:00.0"
+
+
+@asynccontextmanager
+async def serving(
+    machine: Machine,
+    kubelet_dir: Path,
+    *,
+    loaded: Loaded = INSTALLED,
+    resync: float = 60.0,
+    shares: int = 1,
+) -> AsyncIterator[Endpoints]:
+    """Run ``app.serve``, and end it."""
+    settings = Settings(
+        prefix=str(machine.root), kubelet_dir=str(kubelet_dir), resync=resync, shared_dev_num=shares
+    )
+    async with anyio.create_task_group() as tasks:
+        endpoints = await tasks.start(app.serve, settings, loaded)
+        assert isinstance(endpoints, Endpoints)
+        yield endpoints
+        tasks.cancel_scope.cancel()
+
+
+def lists(kubelet: FakeKubelet, name: str) -> list[set[str]]:
+    return [set(listed.devices) for listed in kubelet.resource(name).lists]
+
+
+async def test_every_gpu_is_there_from_the_first_list_on(machine: Machine, kubelet_dir: Path) -> None:
+    machine.add_gpu(A, driver="i915", numa_node=0)
+    machine.add_gpu(B, driver="xe")
+    machine.add_gpu(C, driver="i915", numa_node=1)
+    async with running_kubelet(kubelet_dir) as kubelet, serving(machine, kubelet_dir, shares=2) as endpoints:
+        await settled(kubelet, I915, {A, f"{A}::1", C, f"{C}::1"}, sockets=2)
+        await settled(kubelet, XE, {B, f"{B}::1"}, sockets=2)
+        assert [kubelet.resource(I915).devices[id_].numa for id_ in (A, C)] == [(0,), (1,)]
+        assert len(lists(kubelet, I915)) == 1
+        await eventually(
+            lambda: {state.phase for state in endpoints.states.values()} == {Phase.STREAMING}, str
+        )
+        answer = await kubelet.allocate(I915, [[A, f"{A}::1"]])
+        assert [spec.container_path for spec in answer.container_responses[0].devices] == [
+            "/dev/dri/card0",
+            "/dev/dri/renderD128",
+        ]
+    assert own_sockets(kubelet_dir) == []
+
+
+async def test_a_gpu_that_is_plugged_in_reaches_the_kubelet_whole_and_once(
+    machine: Machine, kubelet_dir: Path
+) -> None:
+    machine.add_gpu(A)
+    async with running_kubelet(kubelet_dir) as kubelet, serving(machine, kubelet_dir):
+        await settled(kubelet, I915, {A})
+        made = machine.add_gpu(B, card=False)
+        await anyio.sleep(0.008)  # the card node follows milliseconds later
+        card = machine.add_node(B, "card")
+        await settled(kubelet, I915, {A, B})
+        answer = await kubelet.allocate(I915, [[B]])
+        assert {spec.container_path for spec in answer.container_responses[0].devices} == {
+            f"/dev/dri/{made.render}",
+            f"/dev/dri/{card}",
+        }
+        machine.remove_gpu(B)
+        await settled(kubelet, I915, {A})
+        assert lists(kubelet, I915) == [{A}, {A, B}, {A}]
+        with pytest.raises(FakeKubeletError, match=f"NOT_FOUND: {I915} has no device {B}"):
+            await kubelet.allocate(I915, [[B]])
+
+
+async def test_all_gpus_gone_is_an_empty_list_and_they_may_come_back(
+    machine: Machine, kubelet_dir: Path
+) -> None:
+    machine.add_gpu(A)
+    async with running_kubelet(kubelet_dir) as kubelet, serving(machine, kubelet_dir):
+        for _ in range(3):
+            await settled(kubelet, I915, {A})
+            machine.remove_gpu(A)
+            assert not machine.dri.exists()
+            await settled(kubelet, I915, set())
+            machine.add_gpu(A)
+        await settled(kubelet, I915, {A})
+        assert lists(kubelet, I915) == [{A}, set(), {A}, set(), {A}, set(), {A}]
+        assert len(kubelet.registrations) == 1
+
+
+async def test_a_gpu_that_gets_another_kernel_driver_moves_to_its_resource(
+    machine: Machine, kubelet_dir: Path
+) -> None:
+    machine.add_gpu(A, driver="i915")
+    machine.add_gpu(B, driver="i915")
+    async with running_kubelet(kubelet_dir) as kubelet, serving(machine, kubelet_dir):
+        await settled(kubelet, I915, {A, B})
+        machine.rebind(A, "xe")
+        await settled(kubelet, XE, {A}, sockets=2)
+        await settled(kubelet, I915, {B}, sockets=2)
+        machine.rebind(A, "i915")
+        await settled(kubelet, I915, {A, B}, sockets=2)
+        await settled(kubelet, XE, set(), sockets=2)
+
+
+async def test_a_machine_without_a_gpu_registers_nothing_says_so_once_and_waits(
+    machine: Machine, kubelet_dir: Path
+) -> None:
+    with heard() as lines:
+        async with running_kubelet(kubelet_dir) as kubelet, serving(machine, kubelet_dir) as endpoints:
+            await eventually(lambda: bool(lines), lambda: "a word")
+            (machine.dev / "tty0").touch()
+            assert endpoints.states == {}
+            assert kubelet.registrations == []
+            machine.add_gpu(A)
+            await settled(kubelet, I915, {A})
+    assert sum("no GPU" in line for line in lines) == 1
+
+
+async def test_the_kubelets_folder_may_come_later(machine: Machine, kubelet_dir: Path) -> None:
+    machine.add_gpu(A)
+    kubelet_dir.rmdir()
+    async with serving(machine, kubelet_dir), running_kubelet(kubelet_dir) as kubelet:
+        await settled(kubelet, I915, {A})
+
+
+async def test_the_resync_alone_finds_what_changed_where_no_event_is_had(
+    machine: Machine, kubelet_dir: Path
+) -> None:
+    """A mount that is not told of: the kubelet's folder is another one behind a link, unseen by inotify."""
+    machine.add_gpu(A)
+    (machine.root / "gone").mkdir()
+    async with running_kubelet(kubelet_dir) as kubelet, serving(machine, kubelet_dir, resync=0.05):
+        await settled(kubelet, I915, {A})
+        # No event comes of what happens to the file that a link leads to.
+        node = machine.dri / "renderD128"
+        before = len(lists(kubelet, I915))
+        machine.write_attribute(A, "drm/renderD128/dev", "1:1\n")
+        await settled(kubelet, I915, set())
+        assert node.exists()
+        assert len(lists(kubelet, I915)) == before + 1
+
+
+async def test_without_inotify_everything_is_found_all_the_same(machine: Machine, kubelet_dir: Path) -> None:
+    machine.add_gpu(A)
+    instances: list[int] = []
+    with heard() as lines:
+        try:
+            take_all_inotify_instances(instances)
+            async with running_kubelet(kubelet_dir) as kubelet, serving(machine, kubelet_dir):
+                await settled(kubelet, I915, {A})
+                machine.add_gpu(B)
+                await settled(kubelet, I915, {A, B})
+                machine.remove_gpu(A)
+                await settled(kubelet, I915, {B})
+                await kubelet.restart()
+                await settled(kubelet, I915, {B})
+        finally:
+            for instance in instances:
+                os.close(instance)
+    assert sum("fs.inotify.max_user_instances" in line for line in lines) == 1
+
+
+def take_all_inotify_instances(taken: list[int]) -> None:
+    """Use up what the kernel gives one user; skip where that is too much to try."""
+    while len(taken) < 2000:
+        try:
+            instance = INotify(closefd=False)
+        except OSError:
+            return
+        taken.append(instance.fileno())
+    for descriptor in taken:
+        os.close(descriptor)
+    taken.clear()
+    pytest.skip("more than 2000 inotify instances per user")
+
+
+class Third:
+    """A driver package of a third party."""
+
+    def __init__(self, kernel_driver: str, *, broken: bool = False) -> None:
+        self.kernel_driver = kernel_driver
+        self.broken = broken
+
+    @hookimpl
+    def gpuplug_resource_name(self, gpu: Gpu) -> str | None:
+        return f"example.com/{self.kernel_driver}" if gpu.kernel_driver == self.kernel_driver else None
+
+    @hookimpl
+    def gpuplug_health(self) -> Verdict:
+        if self.broken:
+            raise ValueError("out of order")
+        return Verdict(healthy=True)
+
+
+async def test_a_broken_driver_costs_its_own_gpus_and_no_others(machine: Machine, kubelet_dir: Path) -> None:
+    machine.add_gpu(A, driver="amdgpu")
+    machine.add_gpu(B, driver="nouveau")
+    good, bad = Third("amdgpu"), Third("nouveau")
+    loaded = from_modules({"good": good, "bad": bad})
+    loaded = Loaded(loaded.drivers, (BrokenDriver("worse", "driver worse cannot be imported"),))
+    with heard() as lines:
+        async with (
+            running_kubelet(kubelet_dir) as kubelet,
+            serving(machine, kubelet_dir, loaded=loaded, resync=0.05),
+        ):
+            await settled(kubelet, "example.com/amdgpu", {A}, sockets=2)
+            await settled(kubelet, "example.com/nouveau", {B}, sockets=2)
+            bad.broken = True
+            machine.remove_node("card1")
+            await settled(kubelet, "example.com/nouveau", set(), sockets=2)
+            machine.add_gpu(C, driver="amdgpu")
+            await settled(kubelet, "example.com/amdgpu", {A, C}, sockets=2)
+    assert sum("driver worse is not used" in line for line in lines) == 1
+    assert sum("driver bad: gpuplug_health raised ValueError: out of order" in line for line in lines) >= 1
+
+
+async def test_a_node_of_a_gpu_that_goes_makes_it_unhealthy_and_it_recovers(
+    machine: Machine, kubelet_dir: Path
+) -> None:
+    machine.add_gpu(A)
+    machine.add_gpu(B)
+    async with running_kubelet(kubelet_dir) as kubelet, serving(machine, kubelet_dir):
+        await settled(kubelet, I915, {A, B})
+        machine.devfs.remove("card0")
+        await settled(kubelet, I915, {B})
+        assert set(kubelet.resource(I915).devices) == {A, B}
+        with pytest.raises(FakeKubeletError, match=f"FAILED_PRECONDITION: device {A} is unhealthy"):
+            await kubelet.allocate(I915, [[A]])
+        machine.devfs.add("card0")
+        await settled(kubelet, I915, {A, B})
+
+
+async def test_a_storm_of_changes_ends_with_the_truth(machine: Machine, kubelet_dir: Path) -> None:
+    machine.add_gpu(A)
+    machine.add_gpu(D, driver="xe")
+    async with running_kubelet(kubelet_dir) as kubelet, serving(machine, kubelet_dir):
+        await settled(kubelet, I915, {A}, sockets=2)
+        for number in range(20):
+            machine.add_gpu(B, driver="xe" if number % 2 else "i915")
+            if number % 7 == 0:
+                await kubelet.restart()
+            await anyio.sleep(0.001)
+            machine.remove_gpu(B)
+        machine.add_gpu(C, driver="i915")
+        await settled(kubelet, I915, {A, C}, sockets=2)
+        await settled(kubelet, XE, {D}, sockets=2)
+
+
+async def test_sockets_of_a_process_that_was_killed_are_removed_at_the_start(
+    machine: Machine, kubelet_dir: Path
+) -> None:
+    machine.add_gpu(A)
+    async with running_kubelet(kubelet_dir) as kubelet, serving(machine, kubelet_dir):
+        await settled(kubelet, I915, {A})
+        (live,) = own_sockets(kubelet_dir)
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(kubelet_dir / "gpuplug-i915-bd618a55-dead00-1.sock"))
+        with heard() as lines:
+            async with serving(machine, kubelet_dir):
+                await kubelet.wait_for(lambda k: len(k.registrations) == 2)
+                assert live in own_sockets(kubelet_dir)
+                assert len(own_sockets(kubelet_dir)) == 2
+        removed = "INFO removed 1 abandoned sockets: gpuplug-i915-bd618a55-dead00-1.sock"
+        assert removed in lines
+        await settled(kubelet, I915, {A})
+
+
+async def test_it_ends_soon_in_the_middle_of_anything_and_gives_everything_back(
+    machine: Machine, kubelet_dir: Path
+) -> None:
+    machine.add_gpu(A)
+    machine.add_gpu(B, driver="xe")
+    before = open_files()
+    slowest = 0.0
+    for milliseconds in range(0, 60, 3):
+        async with running_kubelet(kubelet_dir):
+            async with serving(machine, kubelet_dir):
+                await anyio.sleep(milliseconds / 1000)
+                began = time.monotonic()
+            slowest = max(slowest, time.monotonic() - began)
+            assert own_sockets(kubelet_dir) == []
+    await eventually(lambda: open_files() == before, lambda: f"{open_files()} as before, {before}")
+    assert slowest < 2
