@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from gpuplug.core.inventory import LEAVING, Driver, build, diff, judge, settled
 from gpuplug.core.sizes import LIST_LIMIT, list_size
 from gpuplug.errors import DriverError
-from gpuplug.model import HEALTHY, DeviceSpec, Gpu, Inventory, Mount, Rejected, Resource, Snapshot, Verdict
+from gpuplug.model import (
+    HEALTHY,
+    DeviceSpec,
+    Gpu,
+    Inventory,
+    Mount,
+    RefusalCode,
+    Rejected,
+    Resource,
+    Snapshot,
+    Verdict,
+)
 from gpuplug.settings import MAX_GPUS, MAX_SHARES, Settings
 from tests.values import I915, XE, A, B, C, make_gpu, make_resource
 
@@ -194,6 +205,33 @@ def test_a_name_that_the_kubelet_would_refuse_costs_the_gpu(name: str) -> None:
 def test_a_gpu_without_a_device_node_is_left_out() -> None:
     judgement = judge(make_gpu(A), [FakeDriver("bad", {"i915": I915}, specs=())], ONE)
     assert judgement.reason == "driver bad gives it no device node"
+
+
+def test_a_physical_function_is_left_out_while_it_has_virtual_functions_and_comes_back_after() -> None:
+    virtual = make_gpu(B)
+    with_vfs = build_from(replace(make_gpu(A), virtual_functions=7), virtual)
+    assert [offer.gpu for offer in with_vfs.resources[I915].offers] == [virtual]
+    reason = "it is an SR-IOV physical function with 7 virtual functions turned on"
+    assert with_vfs.rejected == (Rejected(A, reason),)
+    after = build(Snapshot((make_gpu(A),)), [intel()], ONE, with_vfs)
+    assert [offer.gpu.address for offer in after.resources[I915].offers] == [A]
+
+
+def test_every_reason_has_its_kind() -> None:
+    settings = Settings(shared_dev_num=MAX_SHARES)
+    gpus = [make_gpu(f"0000:{i:04}") for i in range(300)]
+    odd = [make_gpu("amd", driver="amdgpu"), make_gpu("b:"), replace(make_gpu("pf"), virtual_functions=1)]
+    drivers = [intel(), FakeDriver("bad", {"xe": "xe"})]
+    failed = make_gpu("failed", driver="xe")
+    inventory = build_from(*odd, *gpus, failed, drivers=drivers, settings=settings)
+    codes = {rejected.address: rejected.code for rejected in inventory.rejected}
+    assert codes["amd"] is RefusalCode.NO_DRIVER_PACKAGE
+    assert codes["b:"] is RefusalCode.BAD_ADDRESS
+    assert codes["pf"] is RefusalCode.SRIOV_PF
+    assert codes["failed"] is RefusalCode.DRIVER_FAILED
+    assert codes["0000:0299"] is RefusalCode.LIST_FULL
+    unasked = judge(make_gpu(A), [FakeDriver("bad", {}, broken="resource_name")], ONE)
+    assert unasked.code is RefusalCode.DRIVER_FAILED
 
 
 @pytest.mark.parametrize("address", ["a" * 64, "gpu\udcff", "a:", ""])

@@ -234,12 +234,13 @@ def test_virtual_functions_are_gpus_of_their_own(machine: Machine) -> None:
     vfs = add_vfs(machine, "0000:00:02.0", 3)
     seen = see(machine, "sriov_numvfs", "physfn/sriov_numvfs").gpus
     assert [gpu.address for gpu in seen] == ["0000:00:02.0", *(vf.address for vf in vfs)]
+    assert [gpu.virtual_functions for gpu in seen] == [3, 0, 0, 0]
     assert seen[0].attributes == {
         "sriov_numvfs": "3",
     }
     assert seen[1].attributes == {"physfn/sriov_numvfs": "3"}
     remove_vfs(machine, "0000:00:02.0")
-    assert len(see(machine).gpus) == 1
+    assert [gpu.virtual_functions for gpu in see(machine).gpus] == [0]
 
 
 # freshness
@@ -437,8 +438,8 @@ SPOILS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("spoil", SPOILS)
-@pytest.mark.parametrize("attribute", ["vendor", "device", "class"])
-def test_a_pci_id_that_is_none_costs_the_gpu_and_is_named(
+@pytest.mark.parametrize("attribute", ["vendor", "device", "class", "sriov_numvfs"])
+def test_a_number_that_is_none_costs_the_gpu_and_is_named(
     machine: Machine, attribute: str, spoil: str
 ) -> None:
     machine.add_gpu(A)
