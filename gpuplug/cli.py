@@ -1,7 +1,7 @@
 """Arguments and environment → ``Settings`` → a command; and what it all exits with.
 
 Exit codes: 0 done, 1 failed, 2 a bad option or variable (one line on standard error),
-3 ``inspect`` found nothing to advertise.
+3 ``inspect`` found nothing to advertise; those of ``verify`` stand there.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "serve": "serve the node's GPUs to the kubelet (the command of the DaemonSet)",
     "inspect": "show every GPU of this machine, and why one is not advertised: no kubelet needed",
+    "verify": "in a container: open the GPU nodes that it was given, and say what that tells",
     "demo": "show it all on a made-up machine: no root, no GPU, no cluster",
 }
 """Each command is the module of that name in ``gpuplug.commands``."""
@@ -116,6 +117,20 @@ def _add_inspect_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_verify_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("nodes", nargs="*", metavar="NODE", help="nodes to open (default: all in /dev/dri)")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = (
+        "examples:\n"
+        "  gpuplug verify                         every node in /dev/dri\n"
+        "  gpuplug verify /dev/dri/renderD128     this one\n"
+        "  python3 verify.py                      the same from an image that has only Python: copy the one\n"
+        "                                         file gpuplug/commands/verify.py into it\n\n"
+        "exit codes: 0 all open, 10 EPERM (the device cgroup), 11 EACCES, 12 ENXIO or ENODEV, 13 ENOENT,\n"
+        "14 anything else, 15 there is no node"
+    )
+
+
 def _add_demo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", action="store_true", help="stay until interrupted, and log what happens")
 
@@ -123,5 +138,6 @@ def _add_demo_options(parser: argparse.ArgumentParser) -> None:
 _ADD_OPTIONS: Final[Mapping[str, Callable[[argparse.ArgumentParser], None]]] = {
     "serve": _add_serve_options,
     "inspect": _add_inspect_options,
+    "verify": _add_verify_options,
     "demo": _add_demo_options,
 }
