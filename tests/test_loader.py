@@ -169,6 +169,23 @@ def test_a_module_that_cannot_be_used_is_named_with_a_reason_and_the_others_load
     assert "\n" not in text
 
 
+@pytest.mark.parametrize("content", [b"[gpuplug]\nno equals sign\n", b"\xff\xfe"])
+def test_a_damaged_distribution_is_named_and_the_drivers_of_the_others_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    folder = tmp_path / "damaged-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: damaged\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_bytes(content)
+    sound = [driver.name for driver in load().drivers]
+    monkeypatch.syspath_prepend(tmp_path)
+    loaded = load()
+    assert [driver.name for driver in loaded.drivers] == sound
+    ((name, reason),) = [(broken.name, broken.reason) for broken in loaded.broken]
+    assert name == "damaged"
+    assert reason.startswith("its entry points cannot be read: ")
+
+
 @pytest.mark.parametrize("value", ["not a module", "os:nothing_of_this_name", ""])
 def test_an_entry_point_that_leads_nowhere_is_a_broken_driver(value: str) -> None:
     loaded = load([importlib.metadata.EntryPoint("bad", value, "gpuplug")])

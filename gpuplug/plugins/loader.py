@@ -178,10 +178,10 @@ def load(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) ->
 
     :param entry_points: instead of those of group ``gpuplug`` in the environment.
     """
-    if entry_points is None:
-        entry_points = importlib.metadata.entry_points(group=hookspecs.PROJECT)
     drivers: dict[str, LoadedDriver] = {}
     broken: list[BrokenDriver] = []
+    if entry_points is None:
+        entry_points = _installed(broken)
     for entry_point in sorted(entry_points, key=lambda e: (e.name, e.value)):
         if entry_point.name in drivers:
             broken.append(BrokenDriver(entry_point.name, f"{entry_point.value} uses a name that is taken"))
@@ -191,6 +191,21 @@ def load(entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) ->
         except DriverError as error:
             broken.append(BrokenDriver(entry_point.name, str(error)))
     return Loaded(tuple(drivers.values()), tuple(broken))
+
+
+def _installed(broken: list[BrokenDriver]) -> Iterable[importlib.metadata.EntryPoint]:
+    """Find the entry points of the environment, even if one distribution in it is damaged."""
+    try:
+        return importlib.metadata.entry_points(group=hookspecs.PROJECT)
+    except _FAILURES:
+        found: dict[str, Iterable[importlib.metadata.EntryPoint]] = {}
+    for distribution in importlib.metadata.distributions():
+        name = _said(lambda d: d.name, distribution) or "a distribution without a name"
+        try:
+            found.setdefault(name, distribution.entry_points.select(group=hookspecs.PROJECT))
+        except _FAILURES as error:
+            broken.append(BrokenDriver(name, f"its entry points cannot be read: {_sentence(error)}"))
+    return [entry_point for some in found.values() for entry_point in some]
 
 
 def from_modules(modules: Mapping[str, ModuleType | object]) -> Loaded:
@@ -230,7 +245,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _said(ask: Callable[[object], str], value: object) -> str:
+def _said(ask: Callable[[Any], str], value: object) -> str:
     """Put a driver's object into words on one line, or into none if even that fails."""
     try:
         return " ".join(ask(value).encode(errors="backslashreplace").decode().split())
