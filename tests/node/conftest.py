@@ -13,6 +13,7 @@ import pytest
 from gpuplug.testing import Machine
 
 from .harness.cache import build_seconds
+from .harness.cgroups import cgroups
 from .harness.ledger import Ledger
 from .harness.needs import MissingRequirementError, check_machine
 from .harness.node import Binaries, Node, booted, build
@@ -32,6 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if ours:
         with _one_line():
             check_machine()
+            cgroups()
 
 
 @contextmanager
@@ -58,7 +60,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     tables = config.stash[_LEDGER].tables()
     if tables:
         runc = subprocess.run(["runc", "--version"], capture_output=True, text=True, check=True).stdout
-        linux = f"Linux {platform.release()} with cgroup v1"
+        version = 2 if cgroups().unified else 1
+        linux = f"Linux {platform.release()} with cgroup v{version}"
         tables.append(("beside the kubelets", [f"containerd {CONTAINERD}, {runc.splitlines()[0]}, {linux}"]))
     for title, lines in tables:
         terminalreporter.section(title)

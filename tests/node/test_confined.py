@@ -47,9 +47,7 @@ async def start_confined(node: Node) -> int:
     """Start the plugin's pod and return the plugin's process id."""
     node.order("plugin", plugin_container(node), user=0)
     pod = await node.running_pod("plugin")
-    container = pod.containers["main"].id.removeprefix("containerd://")
-    (folder,) = node.inside("/sys/fs/cgroup/devices").rglob(container)
-    (pid,) = (folder / "cgroup.procs").read_text().split()
+    (pid,) = (node.cgroup_of(pod.containers["main"]) / "cgroup.procs").read_text().split()
     return int(pid)
 
 

@@ -10,8 +10,8 @@ import anyio
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from .harness.cgroups import cgroups
 from .harness.manifests import ContainerOrder
-from .harness.needs import cgroup_homes
 from .harness.node import REPOSITORY, Binaries, Node, booted
 from .harness.plugins import start_gpuplug
 from .harness.releases import Release
@@ -43,7 +43,7 @@ anyio.run(main)
 def left(pid: int, scratch: Path) -> list[str]:
     """Return what is left of a node."""
     name = scratch.name.rpartition("-")[0]
-    found = [str(path) for home in cgroup_homes() for path in home.glob(f"{name}*")]
+    found = [str(path) for home in cgroups().homes for path in home.glob(f"{name}*")]
     found += [str(path) for path in (scratch, Path(f"/proc/{pid}")) if path.exists()]
     found += [line for line in Path("/proc/mounts").read_text().splitlines() if str(scratch) in line]
     return found

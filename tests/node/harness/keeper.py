@@ -1,6 +1,6 @@
 """The process around one node: makes its namespaces and cgroups, and removes them whatever happens.
 
-    python -m tests.node.harness.keeper SCRATCH NAME CGROUP_FOLDER…
+    python -m tests.node.harness.keeper SCRATCH NAME
 
 The keeper forks the node's process 1, which joins cgroups of its own and mounts all that a kubelet writes to
 in a private mount namespace. When the keeper's standard input ends (a test is over, failed, was interrupted,
@@ -25,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from . import namespaces
+from .cgroups import CONTROLLERS, ROOT, Cgroups, cgroups
 
 PRIVATE = "private"
 """The folder of the scratch folder whose content only the node sees, in memory."""
@@ -36,25 +37,29 @@ _KERNEL_SETTINGS = (
     "kernel/keys/root_maxkeys",
     "kernel/keys/root_maxbytes",
 )
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_HANDED_ON = "cgroup.subtree_control"
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 _REMOVAL_SECONDS = 10
 
 
-def main(scratch: Path, name: str, homes: list[Path]) -> int:
+def main(scratch: Path, name: str) -> int:
     """Keep one node until standard input ends; the first line printed is its process 1's id."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the end of standard input is the one way to end a node
-    cgroups = [home / name for home in homes]
+    machine = cgroups()
+    own = [home / name for home in machine.homes]
+    lent: list[str] = []
     try:
-        for cgroup in cgroups:
+        if machine.unified:
+            lent = _hand_on_controllers(ROOT)
+        for cgroup in own:
             _make_cgroup(cgroup)
         namespaces.unshare(namespaces.PID)
         ready, tell = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(ready)
-            _process_one(scratch, name, cgroups, tell)
+            _process_one(scratch, name, machine, tell)
         os.close(tell)
         if os.read(ready, 1):
             sys.stdout.write(f"{child}\n")
@@ -62,8 +67,11 @@ def main(scratch: Path, name: str, homes: list[Path]) -> int:
         _, status = os.waitpid(child, 0)
         return os.waitstatus_to_exitcode(status)
     finally:
-        for cgroup in cgroups:
+        for cgroup in own:
             _remove_cgroup(cgroup)
+        with suppress(OSError):  # somebody else may count on them by now
+            for controller in lent:
+                (ROOT / _HANDED_ON).write_text(f"-{controller}")
         shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -73,6 +81,15 @@ def _make_cgroup(cgroup: Path) -> None:
     for setting in ("cpuset.cpus", "cpuset.mems"):
         if (cgroup / setting).exists():
             (cgroup / setting).write_text((cgroup.parent / setting).read_text())
+
+
+def _hand_on_controllers(folder: Path) -> list[str]:
+    """Let folders inside this one use every controller that a kubelet wants; return those newly handed on."""
+    already = (folder / _HANDED_ON).read_text().split()
+    new = [controller for controller in CONTROLLERS if controller not in already]
+    for controller in new:
+        (folder / _HANDED_ON).write_text(f"+{controller}")
+    return new
 
 
 def _remove_cgroup(cgroup: Path) -> None:
@@ -93,16 +110,16 @@ def _remove_cgroup(cgroup: Path) -> None:
                 break
 
 
-def _process_one(scratch: Path, name: str, cgroups: list[Path], tell: int) -> None:
+def _process_one(scratch: Path, name: str, machine: Cgroups, tell: int) -> None:
     """Set the node up, say so, and stay until standard input ends. Never returns."""
     code = 1
     try:
-        for cgroup in cgroups:
-            (cgroup / "cgroup.procs").write_text("0")
+        for home in machine.homes:
+            (home / name / "cgroup.procs").write_text("0")
         ours = namespaces.MOUNT | namespaces.NETWORK | namespaces.CGROUP | namespaces.IPC | namespaces.UTS
         namespaces.unshare(ours)
         socket.sethostname(name)
-        _mount_all(scratch, [cgroup.parent for cgroup in cgroups])
+        _mount_all(scratch, machine)
         _loopback_up()
         signal.signal(signal.SIGCHLD, _reap)
         os.write(tell, b"+")
@@ -122,7 +139,7 @@ def _reap(_number: int, _frame: object) -> None:
             pass
 
 
-def _mount_all(scratch: Path, homes: list[Path]) -> None:
+def _mount_all(scratch: Path, machine: Cgroups) -> None:
     _mount("--make-rprivate", "/")
     private = scratch / PRIVATE
     private.mkdir()
@@ -144,18 +161,23 @@ def _mount_all(scratch: Path, homes: list[Path]) -> None:
             stand_in.parent.mkdir(parents=True, exist_ok=True)
             stand_in.write_text(real.read_text())
             _mount("--bind", str(stand_in), str(real))
-    _mount_cgroups(homes)
+    _mount_cgroups(machine)
     _mount("--make-rshared", "/")  # a container may ask for mounts that follow the host's, as on a real node
 
 
-def _mount_cgroups(homes: list[Path]) -> None:
-    """Mount every cgroup hierarchy afresh: inside the cgroup namespace its root is this node's own folder."""
-    hierarchies = {home.relative_to(_CGROUP_ROOT).parts[0] for home in homes}
-    _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(_CGROUP_ROOT))
-    for hierarchy in sorted(hierarchies):
-        (_CGROUP_ROOT / hierarchy).mkdir()
+def _mount_cgroups(machine: Cgroups) -> None:
+    """Mount the cgroups afresh: inside the cgroup namespace their root is this node's own folder."""
+    if machine.unified:
+        _mount("-t", "cgroup2", "cgroup2", str(ROOT))
+        (ROOT / "init").mkdir()
+        (ROOT / "init/cgroup.procs").write_text("0")
+        _hand_on_controllers(ROOT)
+        return
+    _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(ROOT))
+    for hierarchy in machine.hierarchies:
+        (ROOT / hierarchy).mkdir()
         options = "none,name=systemd" if hierarchy == "systemd" else hierarchy
-        _mount("-t", "cgroup", "-o", options, "cgroup", str(_CGROUP_ROOT / hierarchy))
+        _mount("-t", "cgroup", "-o", options, "cgroup", str(ROOT / hierarchy))
 
 
 def _mount(*arguments: str) -> None:
@@ -173,4 +195,4 @@ def _loopback_up() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2], [Path(home) for home in sys.argv[3:]]))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

@@ -43,17 +43,3 @@ def check_machine() -> None:
     temporary = tempfile.gettempdir()
     if os.statvfs(temporary).f_flag & os.ST_NODEV:
         raise MissingRequirementError(f"a TMPDIR where device nodes work, and {temporary} is mounted nodev")
-    for path in cgroup_homes():
-        if not os.access(path, os.W_OK):
-            raise MissingRequirementError(f"a writable cgroup folder, and {path} is not")
-
-
-def cgroup_homes() -> list[Path]:
-    """Return this process' folder in each cgroup v1 hierarchy: a node's own folder is made inside."""
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    own = {names: path for _, names, path in (line.split(":", 2) for line in lines) if names}
-    if "devices" not in own:
-        raise MissingRequirementError("the cgroup v1 device controller, and this machine has only cgroup v2")
-    return [
-        Path("/sys/fs/cgroup") / names.removeprefix("name=") / path.lstrip("/") for names, path in own.items()
-    ]

@@ -20,11 +20,11 @@ import anyio
 from anyio import to_thread
 
 from . import config, gobuild, kubelet_http
+from .cgroups import cgroups
 from .image import write_image
 from .keeper import PRIVATE
-from .kubelet_http import Pod
+from .kubelet_http import Container, Pod
 from .manifests import IMAGE, ContainerOrder, pod_manifest
-from .needs import cgroup_homes
 from .program import Program
 from .releases import Release
 from .waiting import eventually
@@ -59,6 +59,7 @@ class Node:
         self.scratch = scratch
         self.pid = pid
         self.binaries = binaries
+        self.cgroups = cgroups()
         self.programs: list[Program] = []
         self.machine_root = scratch / "machine"
         for folder in (self.machine_root, scratch / "manifests"):
@@ -80,6 +81,12 @@ class Node:
         program = Program(self.pid, name, command, self.scratch / f"{name}.log", env=env, cwd=cwd)
         self.programs.append(program)
         return program
+
+    def cgroup_of(self, container: Container) -> Path:
+        """Return the cgroup of a container that decides on its devices, as a folder seen from outside."""
+        hierarchy = self.inside(str(self.cgroups.devices))
+        (folder,) = hierarchy.rglob(container.id.removeprefix("containerd://"))
+        return folder
 
     def program(self, name: str) -> Program:
         """Return the program of that name that was started last."""
@@ -204,9 +211,8 @@ async def bare(release: Release, binaries: Binaries) -> AsyncIterator[Node]:
     name = f"gpuplug-node-{secrets.token_hex(4)}"
     scratch = Path(tempfile.mkdtemp(prefix=f"{name}-"))
     scratch.chmod(0o755)
-    homes = [str(home) for home in cgroup_homes()]
     keeper = subprocess.Popen(
-        [sys.executable, "-m", "tests.node.harness.keeper", str(scratch), name, *homes],
+        [sys.executable, "-m", "tests.node.harness.keeper", str(scratch), name],
         cwd=REPOSITORY,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

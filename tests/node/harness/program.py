@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from .cgroups import cgroups
 from .waiting import eventually
 
 _ENTER = ("--mount", "--pid", "--net", "--cgroup", "--ipc", "--uts")
-_JOIN_CGROUPS = 'for all in /sys/fs/cgroup/*/cgroup.procs; do echo 0 > "$all"; done; exec "$@"'
 _TAIL = 25
 
 
@@ -33,10 +33,11 @@ class Program:
         """
         self.name = name
         self.log = log
+        join = "; ".join([*(f"echo 0 > {path}" for path in cgroups().joined), 'exec "$@"'])
         entered = ["nsenter", "--target", str(node), *_ENTER, f"--wd={cwd or '/'}"]
         with log.open("ab") as out:
             self._entered = subprocess.Popen(
-                [*entered, "--", "sh", "-c", _JOIN_CGROUPS, name, *command],
+                [*entered, "--", "sh", "-c", join, name, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -1,5 +1,6 @@
 """Waits for what the node itself says, until a deadline; who waits in vain is told the last state seen."""
 
+import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -8,6 +9,8 @@ import anyio
 
 T = TypeVar("T")
 
+PATIENCE = float(os.environ.get("GPUPLUG_PATIENCE", "1"))
+"""Every deadline is so many times longer: for machines that are slow in themselves, such as emulated ones."""
 _PAUSE = 0.03
 """Between two looks. It decides how soon a change is noticed, never whether a test passes."""
 
@@ -21,6 +24,7 @@ async def eventually(
 
     :raises AssertionError: after `seconds`, with the last state
     """
+    seconds *= PATIENCE
     deadline = time.monotonic() + seconds
     while True:
         state: T | str
