@@ -10,17 +10,23 @@ import os
 import resource as limits
 import socket
 import time
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Literal, get_args
 
 import anyio
 import anyio.lowlevel
 import pytest
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
 
 from gpuplug.core.backoff import FLOOR
 from gpuplug.core.inventory import InventoryDiff
-from gpuplug.kubelet.endpoint import Endpoints, EndpointState, KubeletDirectory, Patience, Phase
+from gpuplug.kubelet.endpoint import AWAY, Endpoints, EndpointState, KubeletDirectory, Patience, Phase
+from gpuplug.kubelet.v1beta1 import Empty, RegisterRequest, RegistrationBase
 from gpuplug.latest import Latest
 from gpuplug.model import ResourceName
+from gpuplug.testing.transport import KubeletServer
+from tests.peer import connected, framed
 from tests.running import (
     I915,
     XE,
@@ -40,6 +46,7 @@ from tests.running import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from gpuplug.kubelet.endpoint import Endpoint
@@ -192,7 +199,8 @@ async def test_a_socket_left_by_a_killed_kubelet_is_knocked_at_quietly_until_the
     assert [line for line in lines if "refused" in line] == [
         f"WARNING {I915}: not registered: {kubelet_dir}/kubelet.sock: Connection refused"
     ]
-    assert len(lines) == 4  # streaming, stream ended, refused, streaming
+    # Streaming, stream ended, refused, perhaps another one as a session was under way, streaming.
+    assert len(lines) in {4, 5}
 
 
 @both_kinds
@@ -361,6 +369,25 @@ async def test_after_a_stream_that_lasted_the_next_loss_counts_as_the_first(kube
         assert gap < FLOOR / 2 * 2**6, "the seventh pause in a row would have been at least so long"
 
 
+async def test_a_stream_that_lasts_no_longer_than_a_rival_pauses_does_not_count_as_calm(
+    kubelet_dir: Path,
+) -> None:
+    async with (
+        running_kubelet(kubelet_dir) as kubelet,
+        running_endpoint(kubelet_dir, resource(A), patience=Patience(steady=0.05)),
+    ):
+        for _ in range(6):
+            await kubelet.wait_for(lambda k: k.resource(I915).streams == 1)
+            kubelet.drop_stream(I915)
+            await kubelet.wait_for(lambda k: k.resource(I915).streams == 0)
+        await settled(kubelet, I915, {A})
+        await anyio.sleep(0.1)  # longer than 0.05 s, and shorter than four times the pause of 0.16 s or more
+        kubelet.drop_stream(I915)
+        await kubelet.wait_for(lambda k: len(k.registrations) == 8)
+        gap = kubelet.registrations[-1].at - kubelet.resource(I915).ends[-1].at
+        assert gap >= FLOOR / 2 * 2**6
+
+
 async def test_a_kubelet_that_never_opens_a_stream_is_registered_to_again(kubelet_dir: Path) -> None:
     async with running_kubelet(kubelet_dir) as kubelet:
         kubelet.faults.opens_streams = False
@@ -379,6 +406,47 @@ async def test_a_kubelet_that_never_answers_is_registered_to_again(kubelet_dir: 
             assert state.reason == "the kubelet did not answer within 0.1 s"
             kubelet.faults.delay = 0
             await settled(kubelet, I915, {A})
+
+
+class HastyKubelet(RegistrationBase):
+    """Opens the stream before it answers Register, and may answer with an error all the same."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.error = ""
+        self.streams = AsyncExitStack()
+
+    async def register(self, message: RegisterRequest) -> Empty:
+        peer = await self.streams.enter_async_context(connected(self.directory / message.endpoint))
+        await peer.answer(await peer.call("ListAndWatch", framed(b"")), of_bytes=5)
+        if self.error:
+            raise GRPCError(Status.UNKNOWN, self.error)
+        await self.streams.aclose()
+        return Empty()
+
+
+@asynccontextmanager
+async def running_hasty_kubelet(directory: Path) -> AsyncIterator[HastyKubelet]:
+    kubelet = HastyKubelet(directory)
+    server = KubeletServer([kubelet])
+    await server.start(path=str(directory / "kubelet.sock"))
+    async with kubelet.streams:
+        yield kubelet
+    await server.end()
+
+
+async def test_a_stream_is_a_success_whatever_register_is_answered_with(kubelet_dir: Path) -> None:
+    async with running_hasty_kubelet(kubelet_dir) as kubelet:
+        kubelet.error = "something"
+        async with running_endpoint(kubelet_dir, resource(A)) as endpoint:
+            await until(endpoint.state, is_streaming)
+
+
+async def test_a_stream_that_ended_before_register_was_answered_is_no_success(kubelet_dir: Path) -> None:
+    with heard() as lines:
+        async with running_hasty_kubelet(kubelet_dir), running_endpoint(kubelet_dir, resource(A)) as endpoint:
+            await lost(endpoint, "stream ended")
+    assert not any("registered and streaming" in line for line in lines)
 
 
 async def test_a_list_that_the_kubelet_does_not_take_is_no_tight_loop(kubelet_dir: Path) -> None:
@@ -436,6 +504,27 @@ async def test_two_processes_with_one_resource_both_stay_and_the_rest_is_served_
         assert sum("another process" in line and other in line for line in lines) == 1
         stays.resource.set(resource(A, B))
         await settled(kubelet, I915, {A, B})
+
+
+async def test_a_process_that_only_registers_anew_has_not_left(kubelet_dir: Path) -> None:
+    async with (
+        running_kubelet(kubelet_dir) as kubelet,
+        running_endpoint(kubelet_dir, resource(A), process="00000a") as older,
+    ):
+        await settled(kubelet, I915, {A})
+        with heard() as lines:
+            async with running_endpoint(kubelet_dir, resource(A), process="00000b"):
+                await kubelet.wait_for(lambda k: k.resource(I915).streams == 2)
+                await eventually(lambda: "another process" in "".join(lines), lambda: "a word")
+                kubelet.faults.refuse = "not now"
+                kubelet.drop_stream(I915)
+                await kubelet.wait_for(lambda k: len(k.registrations) == 6)
+                kubelet.faults.refuse = ""
+                await kubelet.wait_for(lambda k: k.resource(I915).streams == 2)
+                await anyio.sleep(AWAY + 0.2)
+                older.resource.set(resource(A, B))
+                await kubelet.wait_for(lambda k: k.resource(I915).healthy == {A, B})
+                assert sum("00000a" in told.endpoint for told in kubelet.registrations) == 1
 
 
 @both_kinds

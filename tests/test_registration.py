@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -122,6 +123,26 @@ async def test_a_server_that_hangs_up_at_once(path: Path) -> None:
     async with listening(path, hang_up):
         for _ in range(20):
             assert "the kubelet ended the c" in await failing(path) or "Broken pipe" in await failing(path)
+
+
+async def test_a_kubelet_that_dies_in_any_turn_of_the_connections_making(path: Path) -> None:
+    texts = set()
+    for turns in range(12):
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+            server.listen()
+
+            async def die(server: socket.socket = server, turns: int = turns) -> None:
+                for _ in range(turns):
+                    await anyio.lowlevel.checkpoint()
+                server.close()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(die)
+                texts.add(await failing(path))
+        path.unlink()
+    assert "the kubelet ended the connection at once" in texts
+    assert all("ended" in text or "refused" in text or "Broken pipe" in text for text in texts), texts
 
 
 async def test_a_server_that_says_nothing(path: Path) -> None:

@@ -14,7 +14,7 @@ from inotify_simple import Event, flags
 
 from gpuplug.host.watch import COALESCE, Notifier, Place, open_notifier, watch
 from gpuplug.latest import Latest
-from tests.running import heard, open_files
+from tests.running import eventually, heard, open_files
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -241,6 +241,21 @@ async def test_a_mount_or_whatever_else_hides_a_folder_without_an_event_is_found
         dri.mkdir()
         await ticks.past(dri, before)
         await seen(ticks, dri, (dri / "card0").touch)
+
+
+async def test_watches_that_are_set_anew_unasked_tick_nothing_where_nothing_has_changed(dri: Path) -> None:
+    added = 0
+
+    class Counting(Listening):
+        def add_watch(self, path: str, mask: int) -> int:
+            nonlocal added
+            added += path == str(dri)
+            return super().add_watch(path, mask)
+
+    dri.mkdir()
+    async with watching(dri, open_=Counting, rearm=0.01) as ticks:
+        await eventually(lambda: added > 5, lambda: f"{added} times")
+        assert ticks.of(dri) == 1
 
 
 # --- how often ------------------------------------------------------------------------

@@ -247,7 +247,7 @@ class Endpoint:
         name = self.resource.value.name
         if phase is Phase.STREAMING:
             logger.info("{}: registered and streaming, {} devices", name, len(self.resource.value))
-        elif reason:
+        else:
             logger.warning("{}: {}: {}", name, phase.value, reason)
 
 

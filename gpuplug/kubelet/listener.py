@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, cast
 
 import anyio
 import anyio.lowlevel
@@ -15,6 +14,7 @@ from gpuplug.host.sockets import SocketId, identify, remove_if_same
 from gpuplug.kubelet.wire import Codec
 
 if TYPE_CHECKING:
+    import asyncio
     from asyncio import BaseTransport
     from collections.abc import Collection
     from types import TracebackType
@@ -66,9 +66,8 @@ class _Server(Server):
 
     def deafen(self) -> None:
         """Accept no more connections."""
-        if isinstance(self._server, asyncio.Server):
-            for listening in self._server.sockets:
-                self._loop.remove_reader(listening.fileno())
+        for listening in cast("asyncio.Server", self._server).sockets:
+            self._loop.remove_reader(listening.fileno())
 
     def hang_up(self) -> None:
         """Stop listening, cancel the calls and end the connections."""
