@@ -157,6 +157,13 @@ def test_sockets_of_two_servers_never_bear_one_name(
     assert (socket_name(*first, room) == socket_name(*second, room)) == (first == second)
 
 
+def test_a_socket_can_be_told_by_the_resource_in_its_name() -> None:
+    assert socket_name("gpu.intel.com/i915", "abcdef", 3, 106).startswith("gpuplug-i915-")
+    assert socket_name(f"a.com/{'x' * 60}", "abcdef", 3, 106).startswith(f"gpuplug-{'x' * 20}-")
+    assert socket_name("a.com/A_b.C", "abcdef", 3, 106).startswith("gpuplug-A-b-C-")
+    assert socket_name("gpu.intel.com/i915", "abcdef", 3, 106).endswith("-abcdef-3.sock")
+
+
 def test_resources_that_differ_in_what_is_cut_off_have_sockets_of_their_own() -> None:
     names = {socket_name(f"a.com/{'x' * 60}{end}", "abcdef", 1, 106) for end in "123"}
     names |= {socket_name(f"{domain}.com/gpu", "abcdef", 1, 106) for domain in "ab"}
