@@ -62,7 +62,18 @@ async def serving(
     line = sandbox.unprivileged(*command(machine, shares))
     if trace is not None:
         # -D: the tracer is the child, so the process that we signal is gpuplug itself.
-        watch = ("strace", "-D", "-f", "-y", "-qq", "-s", "4096", "-e", "trace=open,openat,openat2")
+        watch = (
+            "strace",
+            "-D",
+            "-f",
+            "--seccomp-bpf",
+            "-y",
+            "-qq",
+            "-s",
+            "4096",
+            "-e",
+            "trace=open,openat,openat2",
+        )
         line = (*watch, "-o", str(trace), *line)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUPLUG_")}
     async with started("gpuplug", line, log, talk=False, environment=clean) as process:

@@ -21,6 +21,8 @@ CALL = re.compile(
     r"^(?:\d+ +)?open(?:at2?)?\((?:(?:AT_FDCWD|\d+)(?:<(?P<folder>[^>]*)>)?, )?\"(?P<name>[^\"]*)\""
     r"(?:.* = \d+<(?P<opened>[^>]*)>)?"
 )
+# 4711 <... openat resumed>) = 5</somewhere/dev/dri/card0>: the end of a call that another one interrupted.
+RESUMED = re.compile(r"^(?:\d+ +)?<\.\.\. open\w* resumed>.* = (?:\d+<(?P<opened>[^>]*)>|-1 )")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,16 @@ def calls(trace: str) -> list[Opened]:
     """All attempts in a trace. A line that is about opening and is not understood is a failure."""
     found = []
     for line in trace.splitlines():
-        if "open" not in line or "resumed>" in line:
+        if "open" not in line:
             continue
-        match = CALL.match(line)
-        assert match, f"this line of the trace is not understood: {line}"
-        asked = Path(match["folder"] or "/") / match["name"]
-        found.append(Opened(asked, Path(match["opened"]) if match["opened"] else None))
+        begun, ended = CALL.match(line), RESUMED.match(line)
+        assert begun or ended, f"this line of the trace is not understood: {line}"
+        if begun:
+            led_to = begun["opened"]
+            asked = Path(begun["folder"] or "/") / begun["name"]
+            found.append(Opened(asked, Path(led_to) if led_to else None))
+        elif ended and ended["opened"]:
+            found.append(Opened(Path(ended["opened"]), Path(ended["opened"])))
     return found
 
 
@@ -95,3 +101,20 @@ async def test_the_trace_shows_a_node_that_is_opened_by_whatever_name(node: Node
     )
     seen = nodes_opened(calls(trace.read_text()), node.machine.dri)
     assert [one.asked for one in seen] == [node.machine.dri / gpu.card, node.machine.dri / gpu.card, link]
+
+
+def test_calls_are_read_from_a_trace_whole_or_in_two_parts() -> None:
+    trace = (
+        '7 openat(AT_FDCWD</>, "/a/link", O_RDONLY) = 3</a/node>\n'
+        '7 openat(3</a>, "b", O_RDONLY <unfinished ...>\n'
+        '8 open("/c", O_RDONLY) = -1 ENOENT (No such file or directory)\n'
+        "7 <... openat resumed>)             = 4</d/e>\n"
+        "7 <... openat resumed>)             = -1 ENXIO (No such device or address)\n"
+        "7 +++ exited with 0 +++\n"
+    )
+    assert calls(trace) == [
+        Opened(Path("/a/link"), Path("/a/node")),
+        Opened(Path("/a/b"), None),
+        Opened(Path("/c"), None),
+        Opened(Path("/d/e"), Path("/d/e")),
+    ]
