@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.metadata
 import os
 import signal
@@ -92,3 +93,5 @@ def _limit_the_stop(told: float) -> None:
     # The endpoints have left by then, each on its own, and their sockets are gone.
     signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
     signal.setitimer(signal.ITIMER_REAL, max(told + LONGEST_STOP - time.monotonic(), 0.001))
+    # What comes after the exit functions cannot hang, and has no signal handlers: SIGALRM would kill it.
+    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
