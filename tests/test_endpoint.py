@@ -330,12 +330,12 @@ async def test_a_new_kubelet_is_tried_at_once_however_long_the_old_one_refused(k
     async with running_kubelet(kubelet_dir) as kubelet:
         kubelet.faults.refuse = "no"
         async with running_endpoint(kubelet_dir, resource(A)):
-            await kubelet.wait_for(lambda k: len(k.registrations) == 8)  # the next comes after 0.6 s or more
+            await kubelet.wait_for(lambda k: len(k.registrations) == 9, within=15)
             kubelet.faults.refuse = ""
             began = time.monotonic()
             await kubelet.restart()
             await settled(kubelet, I915, {A})
-            assert time.monotonic() - began < 0.6
+            assert time.monotonic() - began < FLOOR / 2 * 2**8, "the next pause is at least so long"
 
 
 async def test_streams_that_never_last_are_begun_ever_more_slowly(kubelet_dir: Path) -> None:
@@ -363,10 +363,13 @@ async def test_after_a_stream_that_lasted_the_next_loss_counts_as_the_first(kube
             await kubelet.wait_for(lambda k: k.resource(I915).streams == 0)
         await settled(kubelet, I915, {A})
         await anyio.sleep(1.4)  # more than four times the longest pause that there can have been, 0.32 s
-        kubelet.drop_stream(I915)
-        await kubelet.wait_for(lambda k: len(k.registrations) == 8)
-        gap = kubelet.registrations[-1].at - kubelet.resource(I915).ends[-1].at
-        assert gap < FLOOR / 2 * 2**6, "the seventh pause in a row would have been at least so long"
+        pauses = 0.0
+        for _ in range(3):
+            kubelet.drop_stream(I915)
+            await kubelet.wait_for(lambda k: k.resource(I915).streams == 0)
+            await kubelet.wait_for(lambda k: k.resource(I915).streams == 1)
+            pauses += kubelet.registrations[-1].at - kubelet.resource(I915).ends[-1].at
+        assert pauses < FLOOR / 2 * (2**6 + 2**7 + 2**8), "the next three would have been at least so long"
 
 
 async def test_a_stream_that_lasts_no_longer_than_a_rival_pauses_does_not_count_as_calm(

@@ -38,6 +38,9 @@ NAMES = {"i915": I915, "xe": XE}
 SETTLED_IN = 15.0
 """Seconds after which what has not settled never will; mostly it takes hundredths of one."""
 
+MOST_LOSSES = 6
+"""From one kubelet; after each the next pause is twice as long."""
+
 drivers = st.sampled_from(["i915", "xe"])
 kinds = st.sampled_from(["before", "after"])
 
@@ -79,6 +82,7 @@ class Everything(RuleBasedStateMachine):
         self.node = self.portal.call(Node, Path(self.folder.name))
         self.served = self.portal.start_task_soon(self.node.serve)
         self.gpus: dict[str, str] = {}
+        self.losses = 0
         self.living: AbstractContextManager[FakeKubelet] | None = None
 
     @initialize(kind=kinds, plugged=st.dictionaries(st.sampled_from(ADDRESSES), drivers, max_size=2))
@@ -87,7 +91,13 @@ class Everything(RuleBasedStateMachine):
             self.plug(address, driver)
         self.start_kubelet(kind)
 
+    def once_more(self) -> bool:
+        """Allow so many losses in a row that the back-off stays below a second."""
+        self.losses += 1
+        return self.losses <= MOST_LOSSES
+
     def start_kubelet(self, kind: Literal["before", "after"]) -> None:
+        self.losses = 0
         kubelet = FakeKubelet(self.node.directory, dial_back=kind)
         self.living = self.portal.wrap_async_context_manager(kubelet)
         self.node.kubelet = self.living.__enter__()
@@ -139,6 +149,7 @@ class Everything(RuleBasedStateMachine):
 
     @rule(orderly=st.booleans())
     def restart(self, orderly: bool) -> None:
+        self.losses = 0
         self.portal.call(lambda: self.kubelet.restart(remove_socket=orderly))
 
     @rule(change=st.sampled_from(["plug", "unplug", "nothing"]))
@@ -150,26 +161,28 @@ class Everything(RuleBasedStateMachine):
             address = min(self.gpus)
             self.node.machine.remove_gpu(address)
             del self.gpus[address]
+        self.losses = 0
         self.portal.call(self.kubelet.start)
 
     @rule()
     def make_the_kubelets_socket_anew(self) -> None:
+        self.losses = 0
         self.portal.call(self.kubelet.recreate_socket)
 
     @rule()
     def delete_our_sockets(self) -> None:
-        for name in own_sockets(self.node.directory):
+        for name in own_sockets(self.node.directory) if self.once_more() else ():
             (self.node.directory / name).unlink(missing_ok=True)
 
     @rule(name=st.sampled_from([I915, XE]), whole=st.booleans())
     def lose_a_stream(self, name: str, whole: bool) -> None:
         drop = self.kubelet.break_connection if whole else self.kubelet.drop_stream
-        if self.kubelet.resource(name).connected:
+        if self.kubelet.resource(name).connected and self.once_more():
             self.portal.call(drop, name)
 
     @rule(name=st.sampled_from([I915, XE]))
     def refuse_and_accept(self, name: str) -> None:
-        if not self.kubelet.resource(name).connected:
+        if not self.kubelet.resource(name).connected or not self.once_more():
             return
         self.kubelet.faults.refuse = "not now"
         self.portal.call(self.kubelet.drop_stream, name)

@@ -6,6 +6,7 @@ import errno
 import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,7 +19,6 @@ from tests.running import eventually, heard, open_files
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
-    from pathlib import Path
 
 
 @dataclass
@@ -194,6 +194,24 @@ async def test_a_folder_that_is_renamed_away_is_not_followed_any_longer(dri: Pat
         await seen(ticks, dri, (dri / "card1").touch)
 
 
+async def test_no_watch_is_kept_on_what_is_no_longer_there(dri: Path) -> None:
+    def watches() -> int:
+        return sum(
+            info.read_text().count("inotify wd:")
+            for info in Path("/proc/self/fdinfo").iterdir()
+            if info.exists()
+        )
+
+    dri.mkdir()
+    async with watching(dri) as ticks:
+        before = watches()
+        for number in range(5):
+            away = dri.parent / f"away{number}"
+            await seen(ticks, dri, lambda away=away: dri.rename(away))  # type: ignore[misc]
+            await seen(ticks, dri, dri.mkdir)
+        assert watches() == before
+
+
 async def test_a_folder_higher_up_that_is_renamed_away_takes_no_watch_along(short_path: Path) -> None:
     place = short_path / "var" / "lib" / "kubelet" / "device-plugins"
     place.mkdir(parents=True)
@@ -269,6 +287,18 @@ async def test_a_burst_makes_few_ticks(dri: Path) -> None:
         await ticks.past(dri, 1)
         await seen(ticks, dri, (dri / "last").touch)
         assert ticks.of(dri) <= 6
+
+
+async def test_what_comes_within_milliseconds_is_one_tick(dri: Path) -> None:
+    dri.mkdir()
+    async with watching(dri) as ticks:
+        began = anyio.current_time()
+        for number in range(30):
+            (dri / f"card{number}").touch()
+            await anyio.sleep(0.001)
+        await ticks.past(dri, 1)
+        await seen(ticks, dri, (dri / "last").touch)
+        assert ticks.of(dri) <= 2 + (anyio.current_time() - began) / COALESCE
 
 
 async def test_what_happens_beside_the_places_ticks_nothing(dev: Path, dri: Path) -> None:
