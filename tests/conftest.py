@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 from blockbuster import blockbuster_ctx
+from hypothesis import settings
 
 from gpuplug.testing import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+# How long an example takes says something of the machine that it runs on, not of gpuplug.
+settings.register_profile("gpuplug", deadline=None)
+settings.load_profile("gpuplug")
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuplug.model import Gpu, Inventory, Judgement, Rejected, Verdict
-from gpuplug.observe.changes import Line, changes, describe
+from gpuplug.model import Gpu, Inventory, Judgement, PciDisplay, Rejected, Surroundings, Verdict
+from gpuplug.observe.changes import Line, around, changes, describe
 from tests.values import I915, A, B, make_gpu, make_offer, make_resource
 
 NONE = Line("INFO", "no GPU: /sys/class/drm has no card and no render node; watching for one")
@@ -96,3 +96,34 @@ def test_an_attribute_that_changes_all_the_time_is_not_said() -> None:
         changes(offering(make_gpu(A, attributes={"x": "1"})), offering(make_gpu(A, attributes={"x": "2"})))
         == ()
     )
+
+
+CARD = PciDisplay(A, 0x8086, 0x56A0, 0x030000)
+
+
+def test_a_display_device_that_drm_does_not_have_is_said_once_with_what_is_bound_to_it() -> None:
+    bare, bound = Surroundings((CARD,)), Surroundings((replace(CARD, kernel_driver="nvidia"),))
+    for seen, driver in ((bare, "no kernel driver"), (bound, "nvidia")):
+        (line,) = around(None, seen)
+        assert line.level == "WARNING"
+        assert line.text.startswith(f"{A} ({driver} 8086:56a0): not advertised: ")
+        assert around(seen, seen) == ()
+    assert around(bare, bound) == around(None, bound)
+    assert around(None, Surroundings((PciDisplay(B),)))[0].text.startswith(f"{B} (no kernel driver): ")
+
+
+def test_whether_the_kernel_module_is_loaded_makes_a_difference() -> None:
+    assert around(None, Surroundings((CARD,))) != around(
+        None, Surroundings((CARD,), frozenset({"i915", "xe"}))
+    )
+
+
+def test_a_display_device_that_is_kept_for_virtual_machines_is_no_reason_to_worry() -> None:
+    (line,) = around(None, Surroundings((replace(CARD, kernel_driver="vfio-pci"),)))
+    assert line.level == "INFO"
+
+
+def test_nothing_is_said_of_a_display_device_that_drm_has_or_that_is_gone() -> None:
+    with_drm = Surroundings((replace(CARD, drm=("card0",)),))
+    assert around(None, with_drm) == around(Surroundings((CARD,)), with_drm) == ()
+    assert around(Surroundings((CARD,)), Surroundings()) == ()

@@ -645,7 +645,7 @@ def tell(machine: Machine, node: str, lie: Lie) -> None:
         return
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     count=st.integers(1, 4),
     about_nodes=st.lists(node_lies, max_size=5),
