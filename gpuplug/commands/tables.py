@@ -109,7 +109,7 @@ def _resources(report: Report) -> Table:
         row = [resource.name, str(resource.gpus), str(resource.devices), str(resource.healthy)]
         if serving:
             state = resource.serving
-            row.append("" if state is None else " ".join(filter(None, (state.phase, state.reason))))
+            row.append("" if state is None else ": ".join(filter(None, (state.phase, state.reason))))
         table.add_row(*row)
     return table
 

@@ -60,14 +60,14 @@ class Refusal:
 
 _NODES: Final = (
     "look whether /dev/dri on the node has them: if so, this container sees another /dev, and needs the"
-    " whole /dev of the node, since a mount of /dev/dri alone goes stale; if not, run"
-    " `udevadm trigger --subsystem-match=drm`"
+    " whole /dev of the node, since a mount of /dev/dri alone goes stale; if not, they were removed there:"
+    " bind the kernel driver anew, or reboot"
 )
 _ADVICE: Final[Mapping[RefusalCode, str]] = {
     RefusalCode.NODES_MISSING: _NODES,
     RefusalCode.NODE_MISMATCH: (
-        "mount the node's own /dev, or if this is the node, remove what is there"
-        " and run `udevadm trigger --subsystem-match=drm`"
+        "mount the node's own /dev; if this is the node, remove what is there,"
+        " and bind the kernel driver anew, or reboot"
     ),
     RefusalCode.SYSFS_WRONG: (
         "look again in a minute, for it may be coming or going;"
