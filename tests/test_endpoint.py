@@ -266,7 +266,12 @@ async def test_ticks_without_a_change_do_not_disturb_a_healthy_stream(kubelet_di
         for number in range(200):
             (kubelet_dir / f"other-{number}").touch()
             await anyio.lowlevel.checkpoint()
+        ticks = endpoint._directory.ticks
         (kubelet_dir / "kubelet.sock").unlink()  # a person did that; the connection goes on
+        for number in range(5):  # by the last of these ticks the first one has been dealt with
+            version = ticks.version
+            (kubelet_dir / f"more-{number}").touch()
+            await ticks.newer(version)
         endpoint.resource.set(resource(A, B))
         await settled(kubelet, I915, {A, B})
         assert len(kubelet.registrations) == 1
