@@ -53,7 +53,9 @@ def main(scratch: Path, name: str) -> int:
         if machine.unified:
             lent = _hand_on_controllers(ROOT)
         for cgroup in own:
-            _make_cgroup(cgroup)
+            cgroup.mkdir()
+            if not machine.unified:
+                _give_cpus(cgroup)
         namespaces.unshare(namespaces.PID)
         ready, tell = os.pipe()
         child = os.fork()
@@ -75,9 +77,8 @@ def main(scratch: Path, name: str) -> int:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _make_cgroup(cgroup: Path) -> None:
-    """Make a cgroup that processes may join: a cpuset of version 1 starts without any CPU."""
-    cgroup.mkdir()
+def _give_cpus(cgroup: Path) -> None:
+    """Make a cgroup one that processes may join: a cpuset of version 1 starts without any CPU."""
     for setting in ("cpuset.cpus", "cpuset.mems"):
         if (cgroup / setting).exists():
             (cgroup / setting).write_text((cgroup.parent / setting).read_text())
@@ -167,13 +168,13 @@ def _mount_all(scratch: Path, machine: Cgroups) -> None:
 
 def _mount_cgroups(machine: Cgroups) -> None:
     """Mount the cgroups afresh: inside the cgroup namespace their root is this node's own folder."""
-    if machine.unified:
+    _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(ROOT))
+    if machine.unified:  # the kernel refuses it right on top of itself, hence the folder in between
         _mount("-t", "cgroup2", "cgroup2", str(ROOT))
         (ROOT / "init").mkdir()
         (ROOT / "init/cgroup.procs").write_text("0")
         _hand_on_controllers(ROOT)
         return
-    _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(ROOT))
     for hierarchy in machine.hierarchies:
         (ROOT / hierarchy).mkdir()
         options = "none,name=systemd" if hierarchy == "systemd" else hierarchy

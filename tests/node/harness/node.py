@@ -225,7 +225,7 @@ async def bare(release: Release, binaries: Binaries) -> AsyncIterator[Node]:
     node: Node | None = None
     try:
         first = await to_thread.run_sync(keeper.stdout.readline)
-        assert first, f"no node: {keeper.communicate()[1].strip()}"
+        assert first, "the keeper ended before there was a node"
         node = Node(release, binaries, scratch, int(first))
         (scratch / "containerd.toml").write_text(config.containerd(scratch))
         yield node
@@ -238,7 +238,7 @@ async def bare(release: Release, binaries: Binaries) -> AsyncIterator[Node]:
             _, complaints = await to_thread.run_sync(lambda: keeper.communicate(timeout=_LEAVE_SECONDS))
             for program in node.programs if node is not None else ():
                 program.abandon()
-        assert not complaints, f"the node left something behind: {complaints}"
+        assert not complaints, f"the node's keeper says: {complaints}"
 
 
 @asynccontextmanager
