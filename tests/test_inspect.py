@@ -14,10 +14,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
+from gpuplug import app
 from gpuplug.cli import main
-from gpuplug.commands.inspect import NOTHING, driver_reports, look
+from gpuplug.commands.inspect import NOTHING, driver_reports, look, look_up
 from gpuplug.commands.tables import WIDTH, headline, show
 from gpuplug.core.inventory import build as decide
 from gpuplug.host.attributes import Roots
@@ -34,6 +36,7 @@ from gpuplug.testing import Lie, Machine, break_node
 from gpuplug.testing.lies import put_fifo
 from tests.machines.layouts import INTEL, LAYOUTS, PCI_IDS, Layout, build
 from tests.machines.views import SNAPSHOTS, printed, see, views
+from tests.running import eventually, heard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -311,6 +314,46 @@ def test_a_reader_that_has_seen_enough_is_no_error(machine: Machine) -> None:
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1", "utf-8"])
+def test_any_locale_will_do(machine: Machine, encoding: str) -> None:
+    machine.add_gpu(A)
+    (machine.root / "usr/share/misc").mkdir(parents=True)
+    (machine.root / "usr/share/misc/pci.ids").write_text("8086  Intel®\n\t56a0  Große Karte ✓\n")
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
+    settings = Settings(prefix=str(machine.root))
+    report = look(settings, INTEL)
+    show(report, look_up(settings, report), stream, {})
+    text = raw.getvalue().decode(encoding)
+    assert "gpu.intel.com/i915" in text
+    assert {"ascii": r"Intel\xae Gro\xdfe Karte \u2713", "utf-8": "Intel® Große Karte ✓"}.get(
+        encoding, r"Intel® Große Karte \u2713"
+    ) in text
+
+
+async def test_serve_tells_in_its_log_of_a_gpu_that_has_no_drm_device(
+    machine: Machine, kubelet_dir: Path
+) -> None:
+    machine.add_gpu(A)
+    machine.add_gpu(B, driver=None, device=0x9BC8, card=False, render=False)
+    settings = Settings(prefix=str(machine.root), kubelet_dir=str(kubelet_dir), resync=1)
+    with heard() as lines:
+
+        def told(words: str) -> int:
+            return sum(line.startswith(("INFO", "WARNING")) and words in line for line in lines)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(app.serve, settings, INTEL)
+            text = f"{B} (no kernel driver 8086:9bc8): not advertised: it is bound to no kernel driver, and"
+            await eventually(lambda: told(text) > 0, lambda: "\n".join(lines))
+            machine.bind(B, "vfio-pci", card=False, render=False)
+            await eventually(
+                lambda: told(f"{B} (vfio-pci 8086:9bc8): not advertised") > 0, lambda: "\n".join(lines)
+            )
+            tasks.cancel_scope.cancel()
+        assert told(text) == 1
 
 
 def imported_by(script: str) -> set[str]:

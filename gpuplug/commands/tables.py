@@ -36,8 +36,10 @@ def show(report: Report, details: Details, stream: TextIO, environ: Mapping[str,
     console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False, _environ=environ)
     with console.capture() as captured:
         _print(console, report, details)
-    # Tables fill their columns up with blanks; a file or a pipe is better off without.
-    stream.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+    # Tables fill their columns up with blanks, and a name may have a letter that the locale lacks.
+    encoding = stream.encoding or "utf-8"
+    lines = (line.rstrip() for line in captured.get().splitlines())
+    stream.writelines(f"{line.encode(encoding, 'backslashreplace').decode(encoding)}\n" for line in lines)
 
 
 def _print(console: Console, report: Report, details: Details) -> None:
