@@ -112,7 +112,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_ctime_ns
 
 
-async def _until_terminated(kubelet_dir: Path, resource: str, count: int) -> None:
+async def until_terminated(kubelet_dir: Path, resource: str, count: int) -> None:
+    """Do as ``run``, until SIGTERM or SIGINT."""
     task = asyncio.ensure_future(run(kubelet_dir, resource, count))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -127,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--resource", default="example.com/widget")
     parser.add_argument("--count", type=int, default=2)
     options = parser.parse_args(arguments)
-    asyncio.run(_until_terminated(options.kubelet_dir, options.resource, options.count))
+    asyncio.run(until_terminated(options.kubelet_dir, options.resource, options.count))
 
 
 if __name__ == "__main__":
