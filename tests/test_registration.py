@@ -208,6 +208,14 @@ async def test_a_server_that_speaks_http2_and_not_the_api(
     assert words in text
 
 
+async def test_a_fault_of_our_own_is_not_taken_for_one_of_the_kubelet(kubelet_dir: Path, path: Path) -> None:
+    async with FakeKubelet(kubelet_dir) as kubelet:
+        with pytest.raises(AttributeError, match="'int' object"):
+            await register(str(path), 5, I915)  # type: ignore[arg-type]
+        kubelet.faults.refuse = "no"
+        assert await failing(path) == "the kubelet refused: no"
+
+
 def test_a_denial_comes_with_a_hint_at_selinux_and_other_errors_without() -> None:
     denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     assert "container_device_plugin_t" in unreachable(denied)
