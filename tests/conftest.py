@@ -11,6 +11,7 @@ from blockbuster import blockbuster_ctx
 from hypothesis import settings
 
 from gpuplug.testing import Machine
+from tests.folders import MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +38,7 @@ def _no_blocking() -> Iterator[None]:
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """Give a folder with a short path: a unix socket's may have 107 bytes, pytest's tmp_path is long."""
-    with tempfile.TemporaryDirectory(prefix="gp-") as folder:
+    with tempfile.TemporaryDirectory(prefix="gp-", dir=MEMORY) as folder:
         yield Path(folder)
 
 

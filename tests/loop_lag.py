@@ -39,7 +39,7 @@ async def _beat(out: Path) -> None:
             await anyio.sleep(BEAT)
             longest = max(longest, time.perf_counter() - before - BEAT)
             if asked.is_set():
-                with out.open("a") as file:  # noqa: ASYNC230 - the beat is over for this round
+                with out.open("a") as file:
                     file.write(f"{longest}\n")
                 longest, asked = 0.0, anyio.Event()
 
@@ -52,7 +52,8 @@ async def _serve(out: Path, settings: Settings) -> None:
 
 def main() -> None:
     out, *words = sys.argv[1:]
-    given = {word.removeprefix("--").partition("=")[0].replace("-", "_"): word.partition("=")[2] for word in words}
+    pairs = (word.removeprefix("--").partition("=") for word in words)
+    given = {name.replace("-", "_"): value for name, _, value in pairs}
     settings = resolve(given, os.environ)
     log.set_up("warning", "text")
     anyio.run(_serve, Path(out), settings)

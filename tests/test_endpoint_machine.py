@@ -23,6 +23,7 @@ from gpuplug.kubelet.endpoint import Phase
 from gpuplug.plugins.loader import load
 from gpuplug.settings import Settings
 from gpuplug.testing import FakeKubelet, FakeKubeletError, Machine
+from tests.folders import MEMORY
 from tests.running import I915, XE, own_sockets
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Everything(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory(prefix="gp-")
+        self.folder = tempfile.TemporaryDirectory(prefix="gp-", dir=MEMORY)
         self.loop = start_blocking_portal()
         self.portal = self.loop.__enter__()
         self.node = self.portal.call(Node, Path(self.folder.name))

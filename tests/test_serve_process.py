@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,8 +62,12 @@ async def serving(
     command = [sys.executable, "-m", "gpuplug", "serve", "--log-level", level]
     command += ["--prefix", str(machine.root), "--kubelet-dir", str(kubelet_dir)]
     with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr, env=environ) as process:
+        serve = Serving(process, log)
         try:
-            yield Serving(process, log)
+            yield serve
+        except BaseException:
+            print(f"exit code {process.poll()}; the log:\n{serve.log}")  # noqa: T201 - shown with the failure
+            raise
         finally:
             process.kill()
 
@@ -179,8 +183,9 @@ async def test_it_listens_on_no_network(machine: Machine, kubelet_dir: Path) -> 
         await kubelet.wait_for_devices(I915, {A}, within=20)
         inodes = set()
         for link in Path(f"/proc/{serve.process.pid}/fd").iterdir():
-            if (name := str(link.readlink())).startswith("socket:"):
-                inodes.add(name.strip("socket:[]"))
+            with suppress(FileNotFoundError):  # a file that it closed in the meantime
+                if (name := str(link.readlink())).startswith("socket:"):
+                    inodes.add(name.strip("socket:[]"))
         assert inodes
         for table in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6", "packet"):
             lines = Path(f"/proc/{serve.process.pid}/net/{table}").read_text().splitlines()[1:]

@@ -31,6 +31,7 @@ from gpuplug.testing.lies import (
     remove,
 )
 from gpuplug.testing.variants import add_vfs, add_virtio_gpu, remove_vfs
+from tests.folders import MEMORY
 from tests.rights import as_somebody_else
 from tests.values import A, B
 
@@ -56,10 +57,6 @@ def hearing(listener: Callable[[str, str], None]) -> Iterator[None]:
         yield
     finally:
         _listeners.remove(listener)
-
-
-MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
-"""Where files cost little, since these tests make very many; ``None`` is the usual folder."""
 
 
 @contextmanager

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib.metadata
-import os
-import signal
-import time
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -14,6 +10,7 @@ from loguru import logger
 
 from gpuplug import app, log
 from gpuplug.commands.folders import check_folder
+from gpuplug.commands.signals import StopSignals
 from gpuplug.core.identity import MAX_SOCKET_PATH, socket_name, socket_room
 from gpuplug.errors import SettingError
 from gpuplug.plugins import loader
@@ -22,14 +19,6 @@ from gpuplug.settings import Settings, origins, resolve, spelt
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PATIENCE: Final = 0.5
-"""Seconds after which a second signal ends the process at once.
-
-An earlier one is the first one's double: a signal to the process group reaches a process
-twice when its parent passes signals on.
-"""
-LONGEST_STOP: Final = 1.5
-"""Seconds after which the process ends even if something hangs: a read in the kernel, say."""
 _HIGHEST_GENERATION: Final = 10**6 - 1
 
 
@@ -42,7 +31,9 @@ def run(given: Mapping[str, str], environ: Mapping[str, str]) -> int:
     check_folders(settings, origins(given, environ))
     log.set_up(settings.log_level, settings.log_format)
     logger.info("gpuplug {} serve {}", importlib.metadata.version("gpuplug"), spelt(settings))
-    anyio.run(_until_told_to_stop, settings, loader.load())
+    signals = StopSignals()
+    anyio.run(_until_told_to_stop, settings, loader.load(), signals)
+    signals.no_more()
     return 0
 
 
@@ -69,29 +60,8 @@ def check_folders(settings: Settings, chosen: Mapping[str, str]) -> None:
         ) from None
 
 
-async def _until_told_to_stop(settings: Settings, loaded: loader.Loaded) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(app.serve, settings, loaded)
-            async for _ in signals:
-                break
-            tasks.cancel_scope.cancel()
-            told = time.monotonic()
-            _limit_the_stop(told)
-    _limit_the_stop(told)  # the receiver has put the defaults back, and the interpreter has yet to end
-
-
-def _limit_the_stop(told: float) -> None:
-    """End the process by force when asked again, or when its orderly end takes too long."""
-
-    def insist(number: int, _: object) -> None:
-        if time.monotonic() - told >= PATIENCE:
-            os._exit(128 + number)
-
-    signal.signal(signal.SIGTERM, insist)
-    signal.signal(signal.SIGINT, insist)
-    # The endpoints have left by then, each on its own, and their sockets are gone.
-    signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
-    signal.setitimer(signal.ITIMER_REAL, max(told + LONGEST_STOP - time.monotonic(), 0.001))
-    # What comes after the exit functions cannot hang, and has no signal handlers: SIGALRM would kill it.
-    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
+async def _until_told_to_stop(settings: Settings, loaded: loader.Loaded, signals: StopSignals) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(app.serve, settings, loaded)
+        await signals.wait()
+        tasks.cancel_scope.cancel()
