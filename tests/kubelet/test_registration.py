@@ -10,8 +10,9 @@ from tests.kubelet.node import I915, XE
 if TYPE_CHECKING:
     from tests.kubelet.node import Node
 
-QUICK = 2.0
-"""Seconds that the kubelet's users may be kept waiting by a plugin that is told to end."""
+QUICK = 5.0
+"""Seconds. What is promised is 2, and benchmarks measure that; here the machine may be busy, and all
+that a plugin could wait for when it is told to end (Register, a dial, a retry) takes longer than this."""
 
 
 async def test_gpus_of_a_machine_become_the_capacity_of_its_node(node: Node) -> None:
