@@ -66,7 +66,7 @@ async def serving(
         try:
             yield serve
         except BaseException:
-            print(f"exit code {process.poll()}; the log:\n{serve.log}")  # noqa: T201 - shown with the failure
+            print(f"exit code {process.poll()}; the log:\n{serve.log}")
             raise
         finally:
             process.kill()
