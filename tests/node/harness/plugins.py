@@ -1,12 +1,11 @@
 """The device plugins under test, as processes of the node, and what the kubelet thinks of them."""
 
-import os
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from . import pod_resources
+from .cache import cache_home
 from .node import Node
 from .pod_resources import Held, Numa
 from .program import Program
@@ -17,28 +16,37 @@ XE = "gpu.intel.com/xe"
 WIDGET = "example.com/widget"
 PLUGIN_DIR = "/var/lib/kubelet/device-plugins"
 
+_COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache_home() / "bytecode")}
+"""Keeps compiled modules from one start to the next, as an image has them."""
+
 
 def gpuplug_command(machine: Path, *, shares: int = 1) -> list[str]:
     """Return the command line of `gpuplug serve` for a made-up machine."""
-    program = shlex.split(os.environ.get("NODE_STANDIN", "")) or [sys.executable, "-m", "gpuplug"]
     options = {
         "prefix": str(machine),
         "kubelet-dir": PLUGIN_DIR,
         "shared-dev-num": str(shares),
         "log-level": "debug",
     }
-    return [*program, "serve", *(word for name, value in options.items() for word in (f"--{name}", value))]
+    return [
+        sys.executable,
+        "-m",
+        "gpuplug",
+        "serve",
+        *(word for name, value in options.items() for word in (f"--{name}", value)),
+    ]
 
 
 def start_gpuplug(node: Node, *, shares: int = 1) -> Program:
     """Start the real `gpuplug serve` on the node, as a host process."""
-    return node.start("gpuplug", gpuplug_command(node.machine_root, shares=shares))
+    return node.start("gpuplug", gpuplug_command(node.machine_root, shares=shares), env=_COMPILED)
 
 
 def start_small_plugin(node: Node, *, name: str = "neighbour", count: int = 2) -> Program:
     """Start the other device plugin, which shares no serving code with gpuplug."""
     options = ["--kubelet-dir", PLUGIN_DIR, "--resource", WIDGET, "--count", str(count)]
-    return node.start(name, [sys.executable, "-m", "gpuplug.testing.small_plugin", *options])
+    command = [sys.executable, "-m", "gpuplug.testing.small_plugin", *options]
+    return node.start(name, command, env=_COMPILED)
 
 
 def _pod_resources_socket(node: Node) -> Path:
