@@ -275,9 +275,12 @@ def test_health_does_not_decide_which_gpus_fit_into_a_list() -> None:
 @given(before=snapshots(), after=snapshots())
 def test_only_gpus_that_are_known_or_not_fresh_are_settled(before: Snapshot, after: Snapshot) -> None:
     known = build(before, [intel()], ONE, Inventory())
+    bound = {address: judgement.gpu.kernel_driver for address, judgement in known.judgements.items()}
     kept = settled(after, known)
     assert kept.gpus == tuple(
-        gpu for gpu in after.gpus if gpu.address not in after.fresh or gpu.address in known.judgements
+        gpu
+        for gpu in after.gpus
+        if gpu.address not in after.fresh or bound.get(gpu.address) == gpu.kernel_driver
     )
     assert kept.fresh == after.fresh
     assert kept.settled_in >= after.settled_in
@@ -292,6 +295,12 @@ def test_a_snapshot_without_a_fresh_gpu_is_settled_as_it_is(snapshot: Snapshot) 
 def test_a_new_gpu_waits_until_its_nodes_have_settled() -> None:
     early = Snapshot((make_gpu(A), make_gpu(B)), fresh=frozenset({B}))
     assert [gpu.address for gpu in settled(early, Inventory()).gpus] == [A]
+
+
+def test_a_gpu_that_was_rebound_a_moment_ago_waits_like_a_new_one() -> None:
+    known = build_from(make_gpu(A, driver="xe"))
+    rebound = Snapshot((make_gpu(A, driver="i915"),), fresh=frozenset({A}))
+    assert settled(rebound, known).gpus == ()
 
 
 def test_a_fresh_gpu_that_would_be_rejected_waits_too() -> None:

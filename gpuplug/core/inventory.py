@@ -72,7 +72,7 @@ def settled(snapshot: Snapshot, known: Inventory) -> Snapshot:
     had. On removal the nodes go before the sysfs does: a GPU that was there and cannot be read
     now is gone, and only if it is still so at the next look is there a fault to report.
     """
-    early = {address for address in snapshot.fresh if address not in known.judgements}
+    early = snapshot.fresh - _known_as_it_is(snapshot, known)
     leaving = {rejected.address for rejected in snapshot.rejected if rejected.address in known.judgements}
     if not early and not leaving:
         return snapshot
@@ -84,6 +84,16 @@ def settled(snapshot: Snapshot, known: Inventory) -> Snapshot:
         rejected=still + tuple(rejected for rejected in snapshot.rejected if rejected.address not in out),
         settled_in=max(snapshot.settled_in, LEAVING if leaving else 0.0),
     )
+
+
+def _known_as_it_is(snapshot: Snapshot, known: Inventory) -> set[str]:
+    """Name the GPUs that were known before, on the kernel driver that they have now."""
+    return {
+        gpu.address
+        for gpu in snapshot.gpus
+        if (before := known.judgements.get(gpu.address)) is not None
+        and before.gpu.kernel_driver == gpu.kernel_driver
+    }
 
 
 def build(snapshot: Snapshot, drivers: Sequence[Driver], settings: Settings, known: Inventory) -> Inventory:

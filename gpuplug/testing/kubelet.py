@@ -110,9 +110,11 @@ class FakeKubelet:
         with anyio.CancelScope(shield=True):
             await self.stop()
         self._tasks.cancel_scope.cancel()
-        if not isinstance(error, anyio.get_cancelled_exc_class()):
-            kind = error = trace = None  # it leaves this context as it is, not in a group
-        return await self._tasks.__aexit__(kind, error, trace)
+        if isinstance(error, anyio.get_cancelled_exc_class()):
+            return await self._tasks.__aexit__(kind, error, trace)
+        # An error leaves this context as it is: not in a group, and not swallowed as one of the scope's.
+        await self._tasks.__aexit__(None, None, None)
+        return None
 
     async def start(self) -> None:
         """Delete what earlier lives left in the directory, then listen on a new kubelet.sock.

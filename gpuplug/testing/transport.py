@@ -8,11 +8,13 @@ pyproject.toml).
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
 import anyio
+import anyio.lowlevel
 import betterproto2
 from grpclib.client import Channel
 from grpclib.config import Configuration
@@ -21,7 +23,6 @@ from grpclib.protocol import AbstractHandler, H2Protocol
 from grpclib.server import Server
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Collection
     from pathlib import Path
 
@@ -119,6 +120,10 @@ class KubeletServer(Server):
 
     async def end(self) -> None:
         """Stop listening, cancel the calls, close the connections, and wait for that a second at most."""
+        if isinstance(self._server, asyncio.Server):
+            for listening in self._server.sockets:
+                self._loop.remove_reader(listening.fileno())
+        await anyio.lowlevel.checkpoint()  # a peer accepted a moment ago becomes a connection only now
         self.close()
         for protocol in list(self._protocols):
             if hasattr(protocol, "connection"):  # else it was never connected
