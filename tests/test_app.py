@@ -6,13 +6,16 @@ import os
 import socket
 import time
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 import pytest
 from inotify_simple import INotify
 
 from gpuplug import Gpu, Verdict, app, hookimpl
+from gpuplug.host.sysfs import Roots, scan
 from gpuplug.kubelet.endpoint import Endpoints, Phase
 from gpuplug.plugins.loader import BrokenDriver, Loaded, from_modules, load
 from gpuplug.settings import Settings
@@ -65,10 +68,18 @@ def lists(kubelet: FakeKubelet, name: str) -> list[set[str]]:
     return [set(listed.devices) for listed in kubelet.resource(name).lists]
 
 
+async def nodes_settle(machine: Machine) -> None:
+    """Wait until no node is so young that others may follow."""
+    look = partial(scan, Roots(str(machine.root)))
+    while wait := (await anyio.to_thread.run_sync(look)).settled_in:
+        await anyio.sleep(wait)
+
+
 async def test_every_gpu_is_there_from_the_first_list_on(machine: Machine, kubelet_dir: Path) -> None:
     machine.add_gpu(A, driver="i915", numa_node=0)
     machine.add_gpu(B, driver="xe")
     machine.add_gpu(C, driver="i915", numa_node=1)
+    await nodes_settle(machine)
     async with running_kubelet(kubelet_dir) as kubelet, serving(machine, kubelet_dir, shares=2) as endpoints:
         await settled(kubelet, I915, {A, f"{A}::1", C, f"{C}::1"}, sockets=2)
         await settled(kubelet, XE, {B, f"{B}::1"}, sockets=2)
