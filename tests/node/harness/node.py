@@ -25,12 +25,15 @@ from .image import write_image
 from .keeper import PRIVATE
 from .kubelet_http import Container, Pod
 from .manifests import IMAGE, ContainerOrder, pod_manifest
+from .needs import inotify_to_spare
 from .program import Program
 from .releases import Release
 from .waiting import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 _LEAVE_SECONDS = 20
+_INOTIFY = 16
+"""More than a kubelet, containerd and gpuplug take of the user's inotify instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,11 @@ class Node:
 
     async def start_kubelet(self, *, fail_on_cgroup_v1: bool | None = False) -> Program:
         """Start the kubelet; whoever needs it healthy waits with `kubelet_healthy`."""
+        await eventually(
+            f"{_INOTIFY} inotify instances to spare (fs.inotify.max_user_instances)",
+            lambda: to_thread.run_sync(inotify_to_spare, _INOTIFY),
+            bool,
+        )
         settings = config.kubelet(self.scratch, fail_on_cgroup_v1=fail_on_cgroup_v1)
         (self.scratch / "kubelet.json").write_text(json.dumps(settings))
         flags = {
