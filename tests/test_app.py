@@ -71,7 +71,7 @@ def lists(kubelet: FakeKubelet, name: str) -> list[set[str]]:
 async def nodes_settle(machine: Machine) -> None:
     """Wait until no node is so young that others may follow."""
     look = partial(scan, Roots(str(machine.root)))
-    while wait := (await anyio.to_thread.run_sync(look)).settled_in:
+    while wait := (await anyio.to_thread.run_sync(look)).settled_in:  # noqa: ASYNC110 - files have no event
         await anyio.sleep(wait)
 
 
