@@ -1,0 +1,1 @@
+"""What runs inside the virtual machine: tests on a real kernel, and the hands that plug and bind for them."""

@@ -1,0 +1,51 @@
+"""Fixtures inside the virtual machine: its GPUs, and a gpuplug at work through each mount."""
+
+import os
+import re
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from .gpus import Gpus
+from .serving import DAEMON_SET, HOST, Witnesses, witnesses
+
+_COMPLAINTS = re.compile(r"BUG:|WARNING:|Oops|general protection|Call Trace")
+
+
+@pytest.fixture(scope="session")
+def gpus() -> Gpus:
+    return Gpus()
+
+
+@pytest.fixture(scope="session")
+async def watched(gpus: Gpus) -> AsyncIterator[Witnesses]:
+    """Two gpuplugs that run all the time; every test starts and ends with a machine without a GPU."""
+    del gpus
+    async with witnesses(DaemonSet=DAEMON_SET, host=HOST) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+async def _tidy(gpus: Gpus) -> AsyncIterator[None]:
+    yield
+    await gpus.remove_all()
+
+
+@pytest.fixture(scope="session")
+def _kernel_log() -> Iterator[int]:
+    descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.fixture(autouse=True)
+def _quiet_kernel(_kernel_log: int) -> Iterator[None]:
+    """See that the kernel had nothing to complain of: what follows would prove little."""
+    yield
+    said = []
+    while True:
+        try:
+            said.append(os.read(_kernel_log, 8192).decode(errors="replace"))
+        except BlockingIOError:
+            break
+    assert not [line for line in said if _COMPLAINTS.search(line)], "".join(said)

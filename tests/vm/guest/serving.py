@@ -1,0 +1,157 @@
+"""Runs the real `gpuplug serve` in this machine, on what it would see in its container or without one.
+
+The container is made of what counts here: a mount namespace whose mounts follow the host's and not the other
+way round (HostToContainer), the host's /dev and the root read-only, no capability at all.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from gpuplug.testing import FakeKubelet
+
+from .waiting import SECONDS, until
+
+I915: Final = "gpu.intel.com/i915"
+XE: Final = "gpu.intel.com/xe"
+RESYNC: Final = 86_400
+"""Seconds between two looks without a reason: no test is saved by one."""
+SHARE: Final = Path(os.environ.get("GPUPLUG_VM_SHARE", "/nonexistent"))
+
+HOST: Final = ()
+"""No mount of its own: gpuplug as a process of the host."""
+DAEMON_SET: Final = (
+    "mount --bind /dev /dev",
+    "mount -o remount,bind,ro /dev",
+    "mount -o remount,ro,bind /",
+)
+"""The mounts of our DaemonSet's container."""
+DRI_ONLY: Final = (
+    "mkdir -p /run/dri",
+    "mount --bind /dev/dri /run/dri",
+    "mount -t tmpfs tmpfs /dev",
+    "mkdir /dev/dri",
+    "mount --move /run/dri /dev/dri",
+    "touch /dev/null",
+)
+"""What suggests itself, and is wrong: a mount of /dev/dri alone."""
+
+_FAULTS: Final = ("Traceback (most recent call last)", "never retrieved", "never awaited", "Warning:")
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """A gpuplug, and the kubelet that hears what it sees."""
+
+    view: str
+    kubelet: FakeKubelet
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def said(self) -> str:
+        """All that gpuplug has logged."""
+        return self.log.read_text(errors="replace")
+
+    def faults(self) -> list[str]:
+        """Return the lines of its log that no correct program writes."""
+        return [line for line in self.said().splitlines() if any(fault in line for fault in _FAULTS)]
+
+    def has(self, resource: str) -> frozenset[str]:
+        """Return the healthy Devices of a resource."""
+        return self.kubelet.resource(resource).healthy
+
+    async def logged(self, text: str, times: int = 1) -> None:
+        """Wait until gpuplug has logged a text so often."""
+        await until(f"{self.view} to log {text!r}", lambda: self.said().count(text) >= times)
+
+    async def comes_to_have(self, resource: str, addresses: set[str], within: float = SECONDS) -> None:
+        """Wait until these are the healthy Devices of a resource; one never heard of has none."""
+
+        def there(kubelet: FakeKubelet) -> bool:
+            state = kubelet.resource(resource)
+            known = state.connected and state.latest is not None
+            return state.healthy == addresses and (known or not addresses)
+
+        await self.kubelet.wait_for(there, f"{self.view}: {resource} with {sorted(addresses)}", within=within)
+
+    async def allocated(self, resource: str, address: str) -> dict[str, str]:
+        """Ask for one GPU; return what a container would get: path in the container → path on the host."""
+        answer = await self.kubelet.allocate(resource, [[address]], within=SECONDS)
+        return {spec.container_path: spec.host_path for spec in answer.container_responses[0].devices}
+
+
+@dataclass(frozen=True, slots=True)
+class Witnesses:
+    """The same machine, seen through every mount that has to work."""
+
+    each: tuple[Witness, ...]
+
+    async def come_to_have(self, resource: str, addresses: set[str], within: float = SECONDS) -> None:
+        """Wait until all of them have exactly these healthy Devices of a resource."""
+        for witness in self.each:
+            await witness.comes_to_have(resource, addresses, within)
+
+    async def logged(self, text: str) -> None:
+        """Wait until all of them have logged a text."""
+        for witness in self.each:
+            await witness.logged(text)
+
+
+@asynccontextmanager
+async def witness(view: str, mounts: tuple[str, ...], *, seconds: float = 60) -> AsyncIterator[Witness]:
+    """Start gpuplug with these mounts and a kubelet of its own; wait until it has looked at the machine."""
+    name = view.replace(" ", "-")
+    log = SHARE / f"gpuplug-{name}.log"
+    directory = Path(f"/run/{name}")
+    async with FakeKubelet(directory) as kubelet:
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                _command(directory, mounts), stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=_clean()
+            )
+        try:
+            found = Witness(view, kubelet, process, log)
+            await until(f"{view} to have looked", lambda: _has_looked(found), seconds=seconds)
+            yield found
+            assert not found.faults()
+            assert process.poll() is None, f"gpuplug ended with {process.returncode}"
+            process.send_signal(signal.SIGTERM)
+            code = await anyio.to_thread.run_sync(lambda: process.wait(SECONDS))
+            assert code == 0, f"gpuplug ended with {code}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+@asynccontextmanager
+async def witnesses(**views: tuple[str, ...]) -> AsyncIterator[Witnesses]:
+    """Start one gpuplug per view, side by side."""
+    async with AsyncExitStack() as stack:
+        made = [witness(view.replace("_", " "), mounts) for view, mounts in views.items()]
+        yield Witnesses(tuple([await stack.enter_async_context(each) for each in made]))
+
+
+def _has_looked(found: Witness) -> bool:
+    assert found.process.poll() is None, f"gpuplug ended:\n{found.said()}"
+    return any(word in found.said() for word in ("advertised", "no GPU"))
+
+
+def _command(directory: Path, mounts: tuple[str, ...]) -> list[str]:
+    options = {"kubelet-dir": directory, "resync": RESYNC, "log-level": "debug"}
+    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    line = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+    line += [sys.executable, "-m", "gpuplug", "serve", *words]
+    script = "\n".join(["set -e", *mounts, f"exec {shlex.join(line)}"])
+    return ["unshare", "--mount", "--propagation", "slave", "sh", "-c", script]
+
+
+def _clean() -> Mapping[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("GPUPLUG_")}
