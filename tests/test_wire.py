@@ -34,8 +34,15 @@ from gpuplug.kubelet.v1beta1 import (
     RegisterRequest,
     TopologyInfo,
 )
-from gpuplug.kubelet.wire import Codec, Encoded, MalformedMessageError, decode, encode_list
-from gpuplug.model import Gpu, Offer, Resource, ResourceName, Verdict
+from gpuplug.kubelet.wire import (
+    Codec,
+    Encoded,
+    MalformedMessageError,
+    decode,
+    encode_allocations,
+    encode_list,
+)
+from gpuplug.model import Allocation, DeviceSpec, Gpu, Mount, Offer, Resource, ResourceName, Verdict
 from tests.strategies import MESSAGES, contents, google_type, our_message, resources
 
 if TYPE_CHECKING:
@@ -317,6 +324,38 @@ def test_a_request_that_names_12_800_ids_is_read_whole() -> None:
     request = decode(encoded, PreferredAllocationRequest)
     expected = ContainerPreferredAllocationRequest(available_device_ids=ids, allocation_size=1)
     assert request.container_requests == [expected]
+
+
+# --- the answer to Allocate -------------------------------------------------------------------
+
+paths = st.text(min_size=1, max_size=20)
+allocations = st.builds(
+    Allocation,
+    specs=st.lists(st.builds(DeviceSpec, paths, paths, st.sampled_from(["r", "rw", "rwm"])), max_size=3).map(
+        tuple
+    ),
+    mounts=st.lists(st.builds(Mount, paths, paths, st.booleans()), max_size=3).map(tuple),
+    envs=st.dictionaries(paths, st.text(max_size=20), max_size=3),
+)
+
+
+@given(given_=st.lists(allocations, max_size=3))
+@in_any_time
+def test_google_reads_the_answer_to_allocate_that_is_put_together_by_hand(given_: list[Allocation]) -> None:
+    answers = google_type("AllocateResponse").FromString(encode_allocations(given_).data)
+    assert len(answers.container_responses) == len(given_)
+    for answer, allocation in zip(answers.container_responses, given_, strict=True):
+        assert dict(answer.envs) == allocation.envs
+        assert [(s.container_path, s.host_path, s.permissions) for s in answer.devices] == [
+            (s.container_path, s.host_path, s.permissions) for s in allocation.specs
+        ]
+        assert [(m.container_path, m.host_path, m.read_only) for m in answer.mounts] == [
+            (m.container_path, m.host_path, m.read_only) for m in allocation.mounts
+        ]
+
+
+def test_two_containers_that_are_given_nothing_are_two_empty_answers() -> None:
+    assert encode_allocations([Allocation(), Allocation()]).data.hex() == "0a000a00"
 
 
 # --- the list of Devices ----------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import grpclib.const
 from grpclib.const import Status
@@ -19,20 +19,17 @@ from gpuplug.kubelet.registration import OPTIONS
 from gpuplug.kubelet.v1beta1 import (
     AllocateRequest,
     AllocateResponse,
-    ContainerAllocateResponse,
     ContainerPreferredAllocationResponse,
     DevicePluginBase,
     DevicePluginOptions,
-    DeviceSpec,
     Empty,
     ListAndWatchResponse,
-    Mount,
     PreferredAllocationRequest,
     PreferredAllocationResponse,
     PreStartContainerRequest,
     PreStartContainerResponse,
 )
-from gpuplug.kubelet.wire import encode_list
+from gpuplug.kubelet.wire import encode_allocations, encode_list
 from gpuplug.latest import Latest
 
 if TYPE_CHECKING:
@@ -131,31 +128,13 @@ class Service(DevicePluginBase):
     async def allocate(self, message: AllocateRequest) -> AllocateResponse:
         """Answer for each container; one that cannot be answered fails the whole call."""
         resource = self._resource.value
-        return AllocateResponse(
-            container_responses=[
-                _container(await self._allocate(resource, container.devices_ids))
-                for container in message.container_requests
-            ]
-        )
+        given = [await self._allocate(resource, asked.devices_ids) for asked in message.container_requests]
+        return cast("AllocateResponse", encode_allocations(given))  # as good as one: our Codec sends it
 
     async def pre_start_container(self, message: PreStartContainerRequest) -> PreStartContainerResponse:
         """Do nothing: our options do not ask for this call."""
         del message
         return PreStartContainerResponse()
-
-
-def _container(given: Allocation) -> ContainerAllocateResponse:
-    return ContainerAllocateResponse(
-        envs=dict(given.envs),
-        mounts=[
-            Mount(container_path=m.container_path, host_path=m.host_path, read_only=m.read_only)
-            for m in given.mounts
-        ],
-        devices=[
-            DeviceSpec(container_path=s.container_path, host_path=s.host_path, permissions=s.permissions)
-            for s in given.specs
-        ],
-    )
 
 
 def _with_status(call: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
