@@ -342,7 +342,7 @@ allocations = st.builds(
 @given(given_=st.lists(allocations, max_size=3))
 @in_any_time
 def test_google_reads_the_answer_to_allocate_that_is_put_together_by_hand(given_: list[Allocation]) -> None:
-    answers = google_type("AllocateResponse").FromString(encode_allocations(given_).data)
+    answers: Any = google_type("AllocateResponse").FromString(encode_allocations(given_).data)
     assert len(answers.container_responses) == len(given_)
     for answer, allocation in zip(answers.container_responses, given_, strict=True):
         assert dict(answer.envs) == allocation.envs
