@@ -123,4 +123,4 @@ async def _clean_up(directory: str) -> None:
     """Remove the sockets of a process like this one that was killed."""
     removed = await anyio.to_thread.run_sync(remove_abandoned, directory, SOCKET_PREFIX)
     if removed:
-        logger.info("removed {} abandoned sockets: {}", len(removed), ", ".join(removed))
+        logger.info("removed what a killed process left behind: {}", ", ".join(removed))

@@ -129,7 +129,7 @@ async def test_a_missing_kubelet_is_waited_for_and_that_is_said_once(kubelet_dir
             await until(endpoint.state, is_streaming)
     assert lines == [
         f"WARNING {I915}: waiting for the kubelet: {kubelet_dir}/kubelet.sock is not there",
-        f"INFO {I915}: registered and streaming, 1 devices",
+        f"INFO {I915}: registered and streaming, 1 device",
     ]
 
 
@@ -327,7 +327,7 @@ async def test_a_registration_that_is_refused_is_tried_ever_more_slowly_and_said
     assert lines == [
         f"WARNING {I915}: not registered: the kubelet refused: no room",
         f"WARNING {I915}: not registered: the kubelet refused: no such version",
-        f"INFO {I915}: registered and streaming, 1 devices",
+        f"INFO {I915}: registered and streaming, 1 device",
     ]
 
 

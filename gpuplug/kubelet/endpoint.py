@@ -246,7 +246,8 @@ class Endpoint:
         self.state.set(state)
         name = self.resource.value.name
         if phase is Phase.STREAMING:
-            logger.info("{}: registered and streaming, {} devices", name, len(self.resource.value))
+            count = len(self.resource.value)
+            logger.info("{}: registered and streaming, {} device{}", name, count, "" if count == 1 else "s")
         else:
             logger.warning("{}: {}: {}", name, phase.value, reason)
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,9 @@ def test_a_machine_that_hangs_is_ended_at_its_deadline_and_its_console_shown(
     hang = "echo hangs > /dev/console; echo here > $GPUPLUG_VM_SHARE/gpuplug-x.log; touch /x; sleep 1000"
     with booted(Plan(machine_kernel, ["sh", "-c", hang], 60)) as machine:
         log = machine.share / "gpuplug-x.log"
-        while not log.exists():
+        while not log.exists() or "here" not in log.read_text():
             assert not machine.over(), machine.story()
+            time.sleep(0.1)
         machine.plan = Plan(machine_kernel, [], 0)  # its deadline is now
         assert machine.wait() == "it was ended, as it was not done within 0 s"
         story = machine.story()
