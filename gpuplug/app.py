@@ -29,7 +29,7 @@ from gpuplug.host.memory import give_back
 from gpuplug.host.pci import survey
 from gpuplug.host.sockets import remove_abandoned
 from gpuplug.host.sysfs import Roots, scan
-from gpuplug.host.watch import Place, watch
+from gpuplug.host.watch import Place, open_notifier, watch
 from gpuplug.kubelet.endpoint import Endpoints, KubeletDirectory
 from gpuplug.latest import Latest
 from gpuplug.model import Inventory
@@ -37,8 +37,11 @@ from gpuplug.observe.changes import around, changes
 from gpuplug.observe.refusals import ALL_MODULES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from anyio.abc import TaskStatus
 
+    from gpuplug.host.watch import Notifier
     from gpuplug.plugins.loader import Loaded
     from gpuplug.settings import Settings
 
@@ -50,10 +53,12 @@ async def serve(
     settings: Settings,
     loaded: Loaded,
     *,
+    notifier: Callable[[], Notifier] = open_notifier,
     task_status: TaskStatus[Endpoints] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve every GPU of the machine until cancelled; leave no socket behind.
 
+    :param notifier: opens inotify.
     :param task_status: told the Endpoints once everything is set up.
     """
     for broken in loaded.broken:
@@ -65,7 +70,8 @@ async def serve(
     async with anyio.create_task_group() as tasks:
         endpoints = Endpoints(tasks, kubelet, FreshAllocator(roots, loaded.drivers, settings))
         ticks = {Place(roots.dri): machine_ticks, Place(settings.kubelet_dir): kubelet.ticks}
-        tasks.start_soon(watch, tuple(ticks), partial(_tick, ticks), name="watch")
+        look = partial(watch, tuple(ticks), partial(_tick, ticks), open_=notifier)
+        tasks.start_soon(look, name="watch")
         tasks.start_soon(_resync, settings.resync, partial(_tick, ticks, frozenset(ticks)), name="resync")
         tasks.start_soon(_tell_of_displays, roots, settings.resync, name="displays")
         task_status.started(endpoints)

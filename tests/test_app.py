@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 import pytest
-from inotify_simple import INotify
 
 from gpuplug import Gpu, Verdict, app, hookimpl
 from gpuplug.host.sysfs import Roots, scan
+from gpuplug.host.watch import open_notifier
 from gpuplug.kubelet.endpoint import Endpoints, Phase
 from gpuplug.plugins.loader import BrokenDriver, Loaded, from_modules, load
 from gpuplug.settings import Settings
@@ -35,9 +36,10 @@ from tests.running import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from gpuplug.host.watch import Notifier
     from gpuplug.testing import FakeKubelet
 
 INSTALLED = load()
@@ -52,13 +54,14 @@ async def serving(
     loaded: Loaded = INSTALLED,
     resync: float = 60.0,
     shares: int = 1,
+    notifier: Callable[[], Notifier] = open_notifier,
 ) -> AsyncIterator[Endpoints]:
     """Run ``app.serve``, and end it."""
     settings = Settings(
         prefix=str(machine.root), kubelet_dir=str(kubelet_dir), resync=resync, shared_dev_num=shares
     )
     async with anyio.create_task_group() as tasks:
-        endpoints = await tasks.start(app.serve, settings, loaded)
+        endpoints = await tasks.start(partial(app.serve, settings, loaded, notifier=notifier))
         assert isinstance(endpoints, Endpoints)
         yield endpoints
         tasks.cancel_scope.cancel()
@@ -187,38 +190,25 @@ async def test_the_resync_alone_finds_what_changed_where_no_event_is_had(
         assert len(lists(kubelet, I915)) == before + 1
 
 
+def no_instance_left() -> Notifier:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
 async def test_without_inotify_everything_is_found_all_the_same(machine: Machine, kubelet_dir: Path) -> None:
     machine.add_gpu(A)
-    instances: list[int] = []
     with heard() as lines:
-        try:
-            take_all_inotify_instances(instances)
-            async with running_kubelet(kubelet_dir) as kubelet, serving(machine, kubelet_dir):
-                await settled(kubelet, I915, {A})
-                machine.add_gpu(B)
-                await settled(kubelet, I915, {A, B})
-                machine.remove_gpu(A)
-                await settled(kubelet, I915, {B})
-                await kubelet.restart()
-                await settled(kubelet, I915, {B})
-        finally:
-            for instance in instances:
-                os.close(instance)
+        async with (
+            running_kubelet(kubelet_dir) as kubelet,
+            serving(machine, kubelet_dir, notifier=no_instance_left),
+        ):
+            await settled(kubelet, I915, {A})
+            machine.add_gpu(B)
+            await settled(kubelet, I915, {A, B})
+            machine.remove_gpu(A)
+            await settled(kubelet, I915, {B})
+            await kubelet.restart()
+            await settled(kubelet, I915, {B})
     assert sum("fs.inotify.max_user_instances" in line for line in lines) == 1
-
-
-def take_all_inotify_instances(taken: list[int]) -> None:
-    """Use up what the kernel gives one user; skip where that is too much to try."""
-    while len(taken) < 2000:
-        try:
-            instance = INotify(closefd=False)
-        except OSError:
-            return
-        taken.append(instance.fileno())
-    for descriptor in taken:
-        os.close(descriptor)
-    taken.clear()
-    pytest.skip("more than 2000 inotify instances per user")
 
 
 class Third:
