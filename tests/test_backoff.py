@@ -33,3 +33,18 @@ def test_pauses_double_until_the_ceiling() -> None:
         state = state.failed()
     assert pauses[:4] == [0.01, 0.02, 0.04, 0.08]
     assert pauses[11:] == [20.48, 30.0, 30.0]
+
+
+@given(failures=st.integers(1, 30), pause=st.floats(0, 30), steady=st.floats(0, 60), more=st.floats(0, 60))
+def test_a_success_that_was_steady_and_outlasted_the_pause_makes_the_next_failure_the_first(
+    failures: int, pause: float, steady: float, more: float
+) -> None:
+    enough = max(steady, 4 * pause)
+    assert Backoff(failures).after(enough + more, pause=pause, steady=steady) == Backoff()
+
+
+def test_a_success_that_a_rivals_pause_explains_does_not_make_a_retry_quick_again() -> None:
+    state = Backoff(6)
+    assert state.after(0.1, pause=0.16, steady=0.05) == state
+    assert state.after(0.63, pause=0.16, steady=0.05) == state
+    assert state.after(0.1, pause=0.01, steady=5) == state

@@ -377,25 +377,6 @@ async def test_after_a_stream_that_lasted_the_next_loss_counts_as_the_first(kube
         assert pauses < FLOOR / 2 * (2**6 + 2**7 + 2**8), "the next three would have been at least so long"
 
 
-async def test_a_stream_that_lasts_no_longer_than_a_rival_pauses_does_not_count_as_calm(
-    kubelet_dir: Path,
-) -> None:
-    async with (
-        running_kubelet(kubelet_dir) as kubelet,
-        running_endpoint(kubelet_dir, resource(A), patience=Patience(steady=0.05)),
-    ):
-        for _ in range(6):
-            await kubelet.wait_for(lambda k: k.resource(I915).streams == 1)
-            kubelet.drop_stream(I915)
-            await kubelet.wait_for(lambda k: k.resource(I915).streams == 0)
-        await settled(kubelet, I915, {A})
-        await anyio.sleep(0.1)  # longer than 0.05 s, and shorter than four times the pause of 0.16 s or more
-        kubelet.drop_stream(I915)
-        await kubelet.wait_for(lambda k: len(k.registrations) == 8)
-        gap = kubelet.registrations[-1].at - kubelet.resource(I915).ends[-1].at
-        assert gap >= FLOOR / 2 * 2**6
-
-
 async def test_a_kubelet_that_never_opens_a_stream_is_registered_to_again(kubelet_dir: Path) -> None:
     async with running_kubelet(kubelet_dir) as kubelet:
         kubelet.faults.opens_streams = False

@@ -207,7 +207,7 @@ async def test_killed_and_started_anew_it_removes_what_it_left_and_nothing_of_ot
             left = set(own_sockets(kubelet_dir)) - {live.name}
             assert len(left) == 1
             async with serving(machine, kubelet_dir) as serve:
-                await serve.said("removed 1 abandoned")
+                await serve.said("removed what a killed process left behind")
                 await settled(kubelet, I915, {A}, sockets=2)
                 assert not left & set(own_sockets(kubelet_dir))
                 assert live.is_socket()

@@ -9,6 +9,7 @@ FLOOR: Final = 0.01
 """Seconds: the shortest pause of any retry loop."""
 CEILING: Final = 30.0
 """Seconds: the longest."""
+_CALM: Final = 4
 _DOUBLINGS: Final = 12  # 0.01 s doubled so often is past the ceiling
 
 
@@ -30,3 +31,12 @@ class Backoff:
     def failed(self) -> Backoff:
         """Return the state after one more failure."""
         return Backoff(self.failures + 1)
+
+    def after(self, success: float, *, pause: float, steady: float) -> Backoff:
+        """Return the state after a success of so many seconds that followed a pause of so many.
+
+        One that was ``steady`` makes the next failure the first one. Two processes that take one
+        resource from each other are each left alone for as long as the other one pauses: that
+        alone must not make them quick again, so a success must outlast the pause four times, too.
+        """
+        return Backoff() if success >= max(steady, _CALM * pause) else self

@@ -55,8 +55,6 @@ class Patience:
 
 AWAY: Final = 1.0
 """Seconds after which another process whose socket is gone has left; to register anew takes it less."""
-_CALM: Final = 4
-"""Times the pause before it that a stream must last at least to count as steady."""
 
 
 class Phase(Enum):
@@ -124,11 +122,9 @@ class Endpoint:
                 backoff, used, pause = Backoff(), kubelet, 0.0
             began = time.monotonic()
             reason = await self._session(kubelet)
-            streamed = self.state.value.phase is Phase.STREAMING
-            # Two processes that take one resource from each other are each left alone for as long
-            # as the other one pauses: that alone must not make them quick again.
-            if streamed and time.monotonic() - began >= max(self._patience.steady, _CALM * pause):
-                backoff = Backoff()
+            if self.state.value.phase is Phase.STREAMING:
+                lasted = time.monotonic() - began
+                backoff = backoff.after(lasted, pause=pause, steady=self._patience.steady)
             self._become(Phase.LOST, reason)
             pause = backoff.delay(random.random())  # noqa: S311 - jitter
             await self._pause(used, version, pause)
