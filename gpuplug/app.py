@@ -70,8 +70,8 @@ async def serve(
     async with anyio.create_task_group() as tasks:
         endpoints = Endpoints(tasks, kubelet, FreshAllocator(roots, loaded.drivers, settings))
         ticks = {Place(roots.dri): machine_ticks, Place(settings.kubelet_dir): kubelet.ticks}
-        look = partial(watch, tuple(ticks), partial(_tick, ticks), open_=notifier)
-        tasks.start_soon(look, name="watch")
+        watching = partial(watch, tuple(ticks), partial(_tick, ticks), open_=notifier)
+        tasks.start_soon(watching, name="watch")
         tasks.start_soon(_resync, settings.resync, partial(_tick, ticks, frozenset(ticks)), name="resync")
         tasks.start_soon(_tell_of_displays, roots, settings.resync, name="displays")
         task_status.started(endpoints)

@@ -6,9 +6,9 @@ sees at least the change that caused it, and a watch on a folder that was remove
 or re-made is never kept.
 
 inotify_simple and a reader on the loop are used rather than watchfiles, whose ``watch``
-is a loop that sleeps and looks (``sleep(step)`` in its ``lib.rs``): it costs a node CPU
-time for ever, ten times more than the rest of this process, and adds two steps to every
-change. With a mask of our own the many openings of /dev/null wake nobody, either.
+is a loop that sleeps and looks (``sleep(step)`` in its ``lib.rs``): it took 0.09 % of a core
+for ever at a step of 50 ms, where this whole process idles at 0.007 %, and adds two steps to
+every change. With a mask of our own the many openings of /dev/null wake nobody, either.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 betterproto2's classes are the vocabulary; its encoder serves for the small messages.
 Two are put together by hand: the list of Devices, GPU by GPU, since betterproto2 needs about
-half a second for 12,800 and the kubelet gets the whole list at every change; and the answer to
-Allocate, which takes betterproto2 longer than finding it out. Messages are read by
+0.4 s for 12,800 and the kubelet gets the whole list at every change; and the answer to
+Allocate, which takes betterproto2 about as long as finding it out. Messages are read by
 ``kubelet.reader``.
 """
 

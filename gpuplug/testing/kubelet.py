@@ -112,8 +112,7 @@ class FakeKubelet:
         self._tasks.cancel_scope.cancel()
         if isinstance(error, anyio.get_cancelled_exc_class()):
             return await self._tasks.__aexit__(kind, error, trace)
-        # An error leaves this context as it is: not in a group, and not swallowed as one of the scope's.
-        await self._tasks.__aexit__(None, None, None)
+        await self._tasks.__aexit__(None, None, None)  # the error leaves as it is: not in a group, nor lost
         return None
 
     async def start(self) -> None:
