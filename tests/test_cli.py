@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+import re
+import shlex
 import signal
 from typing import TYPE_CHECKING
 
@@ -10,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuplug.cli import COMMANDS, main
-from gpuplug.settings import MAX_SHARES, OPTIONS
+from gpuplug.cli import main, parse
+from gpuplug.commands.usage import COMMANDS
+from gpuplug.settings import MAX_SHARES, OPTIONS, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -160,3 +164,63 @@ def test_help_of_serve_names_every_option_its_variable_and_its_default(
         assert f"; {option.variable})" in out
     assert "(default: none; GPUPLUG_PREFIX)" in out
     assert "(default: 60.0; GPUPLUG_RESYNC)" in out
+
+
+# the help of each command
+
+
+@pytest.fixture
+def help_of(capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
+    def get(command: str) -> str:
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main([command, "--help"], {})
+        return capsys.readouterr().out
+
+    return get
+
+
+EXAMPLES = [(name, typed) for name, command in COMMANDS.items() for typed, _ in command.examples]
+
+
+@pytest.mark.parametrize(("command", "typed"), EXAMPLES, ids=[typed for _, typed in EXAMPLES])
+def test_each_example_of_a_help_can_be_typed_as_it_stands(command: str, typed: str) -> None:
+    program, *arguments = shlex.split(typed.partition("|")[0])
+    assert program == "gpuplug"
+    given = parse(arguments)
+    assert given.pop("command") == command
+    resolve({key: value for key, value in given.items() if isinstance(value, str)}, {})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_has_its_examples_and_its_exit_codes(
+    command: str, help_of: Callable[[str], str]
+) -> None:
+    assert COMMANDS[command].examples
+    text = help_of(command)
+    shown = text.partition("examples:\n")[2]
+    for typed, told in COMMANDS[command].examples:
+        assert f"\n  {typed}\n" in f"\n{shown}"
+        assert told in " ".join(shown.split())
+    codes = [int(code) for code in re.findall(r"^ {2,3}([0-9]{1,2}) {2}\S", shown, re.MULTILINE)]
+    assert codes == sorted({2, *(code for code, _ in COMMANDS[command].exits)})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("width", [50, 80, 200])
+def test_a_help_fits_the_terminal(
+    command: str, width: int, help_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is typed is never broken, so that it can be copied."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = help_of(command)
+    typed = {f"  {one}" for one, _ in COMMANDS[command].examples}
+    long = [line for line in text.splitlines() if len(line) > width and line not in typed]
+    assert long == []
+    assert "\x1b" not in text
+
+
+def test_a_command_is_a_module_and_says_what_it_is_in_the_list(help_of: Callable[[str], str]) -> None:
+    whole = " ".join(help_of("--help").split())
+    for name, command in COMMANDS.items():
+        assert callable(importlib.import_module(f"gpuplug.commands.{name}").run)
+        assert f"{name} {command.summary}" in whole

@@ -260,7 +260,7 @@ def test_help_has_examples_and_the_exit_codes(capsys: pytest.CaptureFixture[str]
     text = capsys.readouterr().out
     assert "--json" in text
     assert "gpuplug inspect --prefix /host" in text
-    assert "3 nothing is" in text
+    assert "   3  nothing is\n" in text
 
 
 def test_without_a_prefix_it_looks_at_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

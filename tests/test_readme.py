@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpuplug.cli import COMMANDS
+from gpuplug.commands.usage import COMMANDS
 from gpuplug.settings import OPTIONS, default
 
 README = (Path(__file__).parent.parent / "README.md").read_text()

@@ -1,0 +1,182 @@
+"""What there is to type: each command with its options, examples and exit codes, and the parser made of them.
+
+A new command is a module of its name in ``gpuplug.commands`` with a ``run``, and an entry in ``COMMANDS``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import shutil
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from gpuplug.errors import SettingError
+from gpuplug.settings import OPTIONS, default
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+_NARROWEST: Final = 30
+"""Columns below which a text is not broken any further."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command, as its ``--help`` tells of it."""
+
+    summary: str
+    """One line, for the list of commands."""
+    add_options: Callable[[argparse.ArgumentParser], None]
+    examples: tuple[tuple[str, str], ...]
+    """What to type, and what it does. Each can be typed as it stands."""
+    exits: tuple[tuple[int, str], ...]
+    """What it ends with, beside 2 for a bad option."""
+    more: str = ""
+    """What else a person should know, in whole sentences."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, and whose help has examples and exit codes."""
+
+    command: Command | None = None
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the arguments."""
+        raise SettingError(message)
+
+    def format_help(self) -> str:
+        """Lay the help out for the terminal that there is."""
+        if self.command is not None:
+            width = shutil.get_terminal_size().columns - 2
+            summary = self.command.summary
+            self.description = _wrapped(
+                f"{summary[0].upper()}{summary[1:]}. {self.command.more}".strip(), width, ""
+            )
+            self.epilog = _epilog(self.command, width)
+        return super().format_help()
+
+
+def parser() -> Parser:
+    """Make the parser of the whole command line; ``command`` of its answer is the command's name."""
+    version = importlib.metadata.version("gpuplug")
+    whole = Parser(
+        prog="gpuplug",
+        allow_abbrev=False,
+        description="Every GPU that the Linux kernel has bound, as a schedulable Kubernetes resource.",
+        epilog="gpuplug COMMAND --help has the options, examples and exit codes of a command.",
+    )
+    whole.add_argument("--version", action="version", version=f"gpuplug {version}")
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        one = commands.add_parser(
+            name,
+            help=command.summary,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        one.command = command
+        command.add_options(one)
+    return whole
+
+
+def _epilog(command: Command, width: int) -> str:
+    lines = ["examples:"]
+    for typed, told in command.examples:
+        lines += [f"  {typed}", _wrapped(told, width, " " * 6)]
+    lines += ["", "exit codes:"]
+    for code, told in sorted((*command.exits, (2, "a bad option or variable, named in one line"))):
+        lines.append(_wrapped(told, width, " " * 6, first=f"  {code:>2}  "))
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, width: int, indent: str, first: str | None = None) -> str:
+    return textwrap.fill(
+        text,
+        max(width, _NARROWEST),
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def add_settings(parser: argparse.ArgumentParser, flags: Collection[str] = ()) -> None:
+    """Add the options of ``Settings``, or those of them that ``flags`` names."""
+    for option in OPTIONS:
+        if flags and option.flag not in flags:
+            continue
+        shown = default(option)
+        text = f"{option.help} (default: {'none' if shown == '' else shown}; {option.variable})"
+        parser.add_argument(
+            option.flag, metavar=option.metavar, default=argparse.SUPPRESS, help=text.replace("%", "%%")
+        )
+
+
+def _inspect(parser: argparse.ArgumentParser) -> None:
+    add_settings(parser, ("--shared-dev-num", "--prefix"))
+    parser.add_argument("--json", action="store_true", help="print JSON (schema: gpuplug/observe/README.md)")
+
+
+def _verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("nodes", nargs="*", metavar="NODE", help="nodes to open (default: all in /dev/dri)")
+
+
+def _demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--keep", action="store_true", help="stay until interrupted, and log what happens")
+
+
+COMMANDS: Final[Mapping[str, Command]] = {
+    "serve": Command(
+        "serve the node's GPUs to the kubelet (the command of the DaemonSet)",
+        add_settings,
+        (
+            ("gpuplug serve", "every GPU as one device"),
+            ("gpuplug serve --shared-dev-num 4", "every GPU for up to four containers at a time"),
+            ("gpuplug serve --prefix /host", "in a container that has the node's / mounted at /host"),
+            ("gpuplug -shared-dev-num=4", "the same as the second, as Intel's GPU plugin spells it"),
+        ),
+        ((0, "SIGTERM or SIGINT has ended it in order"), (1, "it failed")),
+        "It runs until it is told to stop, and waits for a kubelet and for GPUs that are not there yet.",
+    ),
+    "inspect": Command(
+        "show every GPU of this machine, and why one is not advertised: no kubelet needed",
+        _inspect,
+        (
+            ("gpuplug inspect", "what gpuplug sees here, as it would serve it"),
+            ("gpuplug inspect --prefix /host", "the same, where the node is mounted at /host"),
+            ("gpuplug inspect --json | jq .gpus", "for scripts"),
+        ),
+        ((0, "something is advertised"), (3, "nothing is")),
+    ),
+    "verify": Command(
+        "in a container: open the GPU nodes that it was given, and say what that tells",
+        _verify,
+        (
+            ("gpuplug verify", "every node in /dev/dri"),
+            ("gpuplug verify /dev/dri/renderD128", "this one"),
+        ),
+        (
+            (0, "all nodes open"),
+            (10, "EPERM: the device cgroup refuses"),
+            (11, "EACCES: the node's mode refuses"),
+            (12, "ENXIO or ENODEV: there is no device behind the node"),
+            (13, "ENOENT: there is no such node"),
+            (14, "anything else"),
+            (15, "there is no node at all"),
+        ),
+        "It is one file that needs only Python: gpuplug/commands/verify.py runs by itself"
+        " in an image that has nothing else.",
+    ),
+    "demo": Command(
+        "show it all on a made-up machine: no root, no GPU, no cluster",
+        _demo,
+        (
+            ("gpuplug demo", "two GPUs, an Allocate, a third GPU that is plugged in, and the end"),
+            ("gpuplug demo --keep", "stay until Ctrl-C, with the log"),
+        ),
+        ((0, "all that was told did happen"), (1, "something did not")),
+    ),
+}
+"""Each command is the module of that name in ``gpuplug.commands``."""
