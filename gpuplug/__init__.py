@@ -4,11 +4,23 @@ This module is all that the author of a driver package imports, and nothing else
 """
 
 from gpuplug.errors import DriverError, GpuplugError
-from gpuplug.model import Device, DeviceId, DeviceSpec, DrmNode, Gpu, Mount, Verdict
+from gpuplug.model import (
+    CompanionNode,
+    Declined,
+    Device,
+    DeviceId,
+    DeviceSpec,
+    DrmNode,
+    Gpu,
+    Mount,
+    Verdict,
+)
 from gpuplug.plugins.hookspecs import hookimpl
 from gpuplug.settings import Settings
 
 __all__ = [
+    "CompanionNode",
+    "Declined",
     "Device",
     "DeviceId",
     "DeviceSpec",

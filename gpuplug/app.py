@@ -70,6 +70,8 @@ async def serve(
     async with anyio.create_task_group() as tasks:
         endpoints = Endpoints(tasks, kubelet, FreshAllocator(roots, loaded.drivers, settings))
         ticks = {Place(roots.dri): machine_ticks, Place(settings.kubelet_dir): kubelet.ticks}
+        for path in loaded.companion_nodes:
+            ticks[Place(f"{roots.prefix}{path}")] = machine_ticks
         watching = partial(watch, tuple(ticks), partial(_tick, ticks), open_=notifier)
         tasks.start_soon(watching, name="watch")
         tasks.start_soon(_resync, settings.resync, partial(_tick, ticks, frozenset(ticks)), name="resync")
@@ -82,7 +84,7 @@ async def _follow_machine(
     settings: Settings, loaded: Loaded, roots: Roots, ticks: Latest[None], endpoints: Endpoints
 ) -> None:
     """Look, decide and publish, at every tick."""
-    look = partial(scan, roots, loaded.sysfs_attributes)
+    look = partial(scan, roots, loaded.sysfs_attributes, loaded.companion_nodes)
     inventory: Inventory | None = None
     while True:
         version = ticks.version

@@ -47,6 +47,21 @@ class DrmNode:
 
 
 @dataclass(frozen=True, slots=True)
+class CompanionNode:
+    """A character device outside /dev/dri that GPUs need beside their own nodes: ``/dev/kfd``."""
+
+    path: str
+    """The path inside a container, and the one that the driver declared; never carries ``--prefix``."""
+    host_path: str
+    """The path on the node, ``--prefix`` included."""
+    major: int
+    minor: int
+
+
+NO_COMPANIONS: Final[Mapping[str, CompanionNode]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU as the kernel has it: the bus device that DRM nodes hang on."""
 
@@ -71,7 +86,9 @@ class Gpu:
     virtual_functions: int = 0
     """SR-IOV virtual functions that are turned on: more than 0 makes it a physical function in use."""
     attributes: Mapping[str, str] = field(default_factory=lambda: NO_ATTRIBUTES, hash=False)
-    """The sysfs attributes that drivers asked for, by path relative to the bus device."""
+    """The sysfs attributes that drivers asked for, by path: relative to the bus device, or from /sys on."""
+    companions: Mapping[str, CompanionNode] = field(default_factory=lambda: NO_COMPANIONS, hash=False)
+    """The companion nodes that drivers asked for and the machine has, by path; all GPUs have the same."""
 
 
 class RefusalCode(StrEnum):
@@ -107,6 +124,8 @@ class RefusalCode(StrEnum):
     """No driver package claims it."""
     DRIVER_PACKAGE_BROKEN = "driver-package-broken"
     """No driver package claims it, and one cannot be loaded."""
+    DECLINED = "declined"
+    """The driver package whose GPU it is says that it is not to be advertised."""
     DRIVER_FAILED = "driver-failed"
     """A driver package failed while it was asked about it, or gave an answer that cannot be used."""
     BAD_ADDRESS = "bad-address"
@@ -201,6 +220,13 @@ class Verdict:
 
 
 HEALTHY: Final = Verdict(healthy=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A driver's word that a GPU is its own and is not to be advertised, with the reason for a person."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

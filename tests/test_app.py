@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from gpuplug import Gpu, Verdict, app, hookimpl
+from gpuplug import DeviceSpec, Gpu, Verdict, app, hookimpl
 from gpuplug.host.sysfs import Roots, scan
 from gpuplug.host.watch import open_notifier
 from gpuplug.kubelet.endpoint import Endpoints, Phase
@@ -318,3 +318,42 @@ async def test_it_ends_soon_in_the_middle_of_anything_and_gives_everything_back(
             assert own_sockets(kubelet_dir) == []
     await eventually(lambda: open_files() == before, lambda: f"{open_files()} as before, {before}")
     assert slowest < 2
+
+
+class Companionable:
+    """A driver whose GPUs need /dev/kfd, too, where it is there."""
+
+    @staticmethod
+    @hookimpl
+    def gpuplug_companion_nodes() -> list[str]:
+        return ["/dev/kfd"]
+
+    @staticmethod
+    @hookimpl
+    def gpuplug_resource_name() -> str:
+        return I915
+
+    @staticmethod
+    @hookimpl
+    def gpuplug_device_specs(gpu: Gpu) -> list[DeviceSpec]:
+        beside = [DeviceSpec(n.path, n.host_path) for n in gpu.companions.values()]
+        return [DeviceSpec(n.path, n.host_path) for n in gpu.nodes] + beside
+
+
+async def test_a_companion_that_comes_later_is_seen_at_once_and_handed_out(
+    machine: Machine, kubelet_dir: Path
+) -> None:
+    machine.add_gpu(A)
+    loaded = from_modules({"companionable": Companionable})
+    async with running_kubelet(kubelet_dir) as kubelet, serving(machine, kubelet_dir, loaded=loaded):
+        await kubelet.wait_for_devices(I915, {A})
+        before = kubelet.resource(I915).latest
+        machine.add_device("kfd")
+        await kubelet.wait_for(lambda k: k.resource(I915).latest is not before)
+        answer = (await kubelet.allocate(I915, [[A]])).container_responses[0]
+        given = {spec.container_path: spec.host_path for spec in answer.devices}
+        assert given["/dev/kfd"] == f"{machine.dev}/kfd"
+        assert len(given) == 3
+        (machine.dev / "kfd").unlink()
+        answer = (await kubelet.allocate(I915, [[A]])).container_responses[0]
+        assert "/dev/kfd" not in {spec.container_path for spec in answer.devices}

@@ -7,7 +7,16 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuplug.model import Gpu, Inventory, Judgement, PciDisplay, Rejected, Surroundings, Verdict
+from gpuplug.model import (
+    Gpu,
+    Inventory,
+    Judgement,
+    PciDisplay,
+    RefusalCode,
+    Rejected,
+    Surroundings,
+    Verdict,
+)
 from gpuplug.observe.changes import Line, around, changes, describe
 from tests.values import I915, A, B, make_gpu, make_offer, make_resource
 
@@ -53,6 +62,11 @@ def test_a_gpu_is_named_with_address_driver_ids_and_nodes() -> None:
     assert describe(make_gpu(A)) == f"{A} (i915 8086:56a0; card0, renderD128)"
     virtual = Gpu("vgem", "platform", "", make_gpu().nodes[:1])
     assert describe(virtual) == "vgem (no kernel driver; card0)"
+
+
+def test_a_gpu_that_is_meant_to_be_left_out_is_no_warning() -> None:
+    inventory = Inventory(rejected=(Rejected(A, "it drives the screen", RefusalCode.DECLINED),))
+    assert changes(None, inventory) == (Line("INFO", f"{A}: not advertised: it drives the screen"),)
 
 
 def test_a_gpu_that_is_advertised_is_said_with_its_resource_and_shares() -> None:

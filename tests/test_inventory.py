@@ -15,6 +15,7 @@ from gpuplug.core.sizes import LIST_LIMIT, list_size
 from gpuplug.errors import DriverError
 from gpuplug.model import (
     HEALTHY,
+    Declined,
     DeviceSpec,
     Gpu,
     Inventory,
@@ -41,9 +42,10 @@ class FakeDriver:
     """Claim GPUs by kernel driver, and count what is asked; fail at the hook that ``broken`` names."""
 
     name: str
-    claims: Mapping[str, str]
+    claims: Mapping[str, str | Declined]
     broken: str = ""
     verdict: Verdict = HEALTHY
+    fallback: bool = False
     specs: tuple[DeviceSpec, ...] | None = None
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -52,7 +54,7 @@ class FakeDriver:
         if hook == self.broken:
             raise DriverError(f"driver {self.name}: {hook} raised KeyError")
 
-    def resource_name(self, gpu: Gpu, settings: Settings) -> str | None:
+    def resource_name(self, gpu: Gpu, settings: Settings) -> str | Declined | None:
         del settings
         self._count("resource_name", gpu.address)
         return self.claims.get(gpu.kernel_driver)
@@ -169,6 +171,44 @@ def test_of_two_claims_the_first_by_name_wins_and_the_clash_is_a_named_problem()
         judgement = judge(make_gpu(A), order, ONE)
         assert judgement.resource == "a.com/a"
         assert judgement.problems == (f"drivers alpha and zeta both claim {A}: alpha has it",)
+
+
+@pytest.mark.parametrize("answer", ["a.com/z", Declined("it is for the screen")])
+def test_a_fallback_is_not_even_asked_about_a_gpu_that_a_driver_claims_or_declines(
+    answer: str | Declined,
+) -> None:
+    anything = FakeDriver("anything", {"i915": "a.com/a", "nouveau": "a.com/n"}, fallback=True)
+    specific = FakeDriver("specific", {"i915": answer})
+    for order in ([anything, specific], [specific, anything]):
+        judgement = judge(make_gpu(A), order, ONE)
+        assert judgement.resource == (answer if isinstance(answer, str) else None)
+        assert judgement.problems == ()
+    assert not anything.calls
+    rest = judge(make_gpu(B, driver="nouveau"), [anything, specific], ONE)
+    assert (rest.resource, rest.problems) == ("a.com/n", ())
+
+
+def test_a_fallback_gets_what_a_driver_that_fails_did_not_claim() -> None:
+    drivers = [FakeDriver("any", {"i915": I915}, fallback=True), FakeDriver("b", {}, broken="resource_name")]
+    judgement = judge(make_gpu(A), drivers, ONE)
+    assert judgement.resource == I915
+    assert judgement.problems == ("driver b: resource_name raised KeyError",)
+
+
+def test_of_two_fallbacks_the_first_by_name_wins_and_the_clash_is_a_named_problem() -> None:
+    drivers = [FakeDriver(name, {"i915": f"a.com/{name}"}, fallback=True) for name in ("b", "a")]
+    judgement = judge(make_gpu(A), drivers, ONE)
+    assert judgement.resource == "a.com/a"
+    assert judgement.problems == (f"drivers a and b both claim {A}: a has it",)
+
+
+def test_a_gpu_that_its_driver_declines_is_left_out_for_the_drivers_reason() -> None:
+    driver = FakeDriver("foo", {"i915": Declined("it drives the screen")})
+    judgement = judge(make_gpu(A), [driver], ONE)
+    assert (judgement.offer, judgement.resource, judgement.problems) == (None, None, ())
+    assert judgement.reason == "driver foo does not offer it: it drives the screen"
+    assert judgement.code is RefusalCode.DECLINED
+    assert driver.calls == {("resource_name", A): 1}
 
 
 def test_a_driver_that_fails_while_it_is_asked_for_a_claim_is_passed_over() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpuplug.core.inventory import Driver, judge
 from gpuplug.errors import DriverError
-from gpuplug.model import HEALTHY, Device, DeviceId, DeviceSpec, Mount, Verdict
+from gpuplug.model import HEALTHY, Declined, Device, DeviceId, DeviceSpec, Mount, Verdict
 from gpuplug.plugins import hookspecs
 from gpuplug.plugins.hookspecs import hookimpl
 from gpuplug.plugins.loader import LoadedDriver, from_modules, load
@@ -251,7 +251,11 @@ def test_the_attributes_that_all_drivers_want_are_read_once() -> None:
         "sriov_numvfs",
         5,
         [5],
-        ["/sys/x"],
+        ["/sys/"],
+        ["/sys//x"],
+        ["/sys/../etc/shadow"],
+        ["/etc/shadow"],
+        ["/dev/kfd"],
         [""],
         ["a/../b"],
         [".."],
@@ -261,9 +265,51 @@ def test_the_attributes_that_all_drivers_want_are_read_once() -> None:
         broken_iterator,
     ],
 )
-def test_attributes_that_are_not_below_the_gpu_are_refused_at_load(answer: object) -> None:
+def test_attributes_that_are_not_below_the_gpu_or_sys_are_refused_at_load(answer: object) -> None:
     with pytest.raises(DriverError, match=r"^driver mine: "):
         driver(sysfs_attributes=answer)
+
+
+def test_attributes_may_lie_anywhere_below_sys() -> None:
+    assert driver(sysfs_attributes=["/sys/class/kfd/*/x"]).sysfs_attributes == {"/sys/class/kfd/*/x"}
+
+
+def test_the_companions_that_all_drivers_want_are_looked_up_once() -> None:
+    loaded = from_modules(
+        {
+            "a": hooks(companion_nodes=["/dev/kfd"]),
+            "b": hooks(companion_nodes=lambda: iter(["/dev/kfd", "/dev/foo/control"])),
+            "c": hooks(resource_name="a.com/gpu"),
+        }
+    )
+    assert loaded.companion_nodes == {"/dev/kfd", "/dev/foo/control"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("kfd", "/dev", "/dev/", "/etc/kfd", "/dev/dri/card0", "/dev/dri", "/dev/../etc", "/dev//kfd"),
+        *("/dev/./kfd", "/dev/kfd/", "/dev/nvidia*", "/dev/[a]", "/dev/\0", "/dev/\udcff", 5),
+    ],
+)
+def test_companions_that_are_no_nodes_below_dev_are_refused_at_load(path: object) -> None:
+    with pytest.raises(DriverError, match=r"^driver mine: "):
+        driver(companion_nodes=[path])
+
+
+def test_a_driver_that_wants_to_be_asked_last_is_a_fallback() -> None:
+    def claim(gpu: object) -> str:
+        del gpu
+        return "a.com/gpu"
+
+    module = SimpleNamespace(gpuplug_resource_name=hookimpl(claim, trylast=True))
+    assert LoadedDriver("mine", module).fallback
+    assert not LoadedDriver("mine", SimpleNamespace(gpuplug_resource_name=hookimpl(claim))).fallback
+    assert not driver(sysfs_attributes=[]).fallback
+
+
+def test_a_driver_may_decline_a_gpu() -> None:
+    assert driver(resource_name=Declined("why")).resource_name(GPU, SETTINGS) == Declined("why")
 
 
 # answers
@@ -286,6 +332,7 @@ def test_a_hook_that_is_left_out_has_its_default() -> None:
 
 def test_the_specification_of_each_hook_says_nothing_by_itself() -> None:
     assert list(hookspecs.gpuplug_sysfs_attributes()) == []
+    assert list(hookspecs.gpuplug_companion_nodes()) == []
     assert hookspecs.gpuplug_resource_name(GPU, SETTINGS) is None
     assert hookspecs.gpuplug_device_specs(GPU, SETTINGS) is None
     assert hookspecs.gpuplug_mounts(GPU, SETTINGS) is None
@@ -377,6 +424,7 @@ ANY: Any = None
         ("device_specs", [DeviceSpec("/dev/\udcff", "/dev/x")], r"'/dev/\udcff' is not an absolute path"),
         ("device_specs", [DeviceSpec("/dev/x", "/dev/x", "x")], "'x' is not a set of r, w and m"),  # type: ignore[arg-type]
         ("device_specs", [DeviceSpec("/dev/x", "/dev/x", [])], "[] is not a set of r, w and m"),  # type: ignore[arg-type]
+        ("resource_name", Declined(5), "5 is not text"),  # type: ignore[arg-type]
         ("mounts", [SPEC], "is not a Mount"),
         ("mounts", [Mount("x", "/x")], "'x' is not an absolute path"),
         ("mounts", [Mount("/x", "/x", "yes")], "read_only is 'yes', not a bool"),  # type: ignore[arg-type]

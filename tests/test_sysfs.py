@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gpuplug.core.inventory import build
 from gpuplug.host.sysfs import SETTLING, Roots, look, scan
-from gpuplug.model import Gpu, Inventory, Snapshot
+from gpuplug.model import CompanionNode, Gpu, Inventory, Snapshot
 from gpuplug.observe.changes import changes
 from gpuplug.settings import Settings
 from gpuplug.testing import Lie, Machine, break_node
@@ -534,8 +534,62 @@ def test_globs_find_attributes_below_the_gpu_and_follow_no_last_link(machine: Ma
 
 
 def test_a_glob_that_finds_very_many_files_is_cut(machine: Machine) -> None:
-    machine.add_gpu(A, attributes={f"many/{i:03}": "x" for i in range(200)})
-    assert list(only(see(machine, "many/*")).attributes) == [f"many/{i:03}" for i in range(64)]
+    machine.add_gpu(A, attributes={f"many/{i:03}": "x" for i in range(300)})
+    assert list(only(see(machine, "many/*")).attributes) == [f"many/{i:03}" for i in range(256)]
+
+
+def test_what_is_asked_for_from_sys_on_is_read_once_for_all_gpus_below_the_prefix(machine: Machine) -> None:
+    machine.add_gpu(A, attributes={"own": "1"})
+    machine.add_gpu(B)
+    for number in range(2):
+        folder = machine.sys / f"class/foo/{number}"
+        folder.mkdir(parents=True)
+        (folder / "mode").write_text(f"mode {number}\n")
+    opened: list[str] = []
+    with hearing(lambda event, path: opened.append(path) if event == "open" else None):
+        snapshot = see(machine, "own", "/sys/class/foo/?/mode", "/sys/class/absent/*", "/sys/class/absent/x")
+    shared = {"/sys/class/foo/0/mode": "mode 0", "/sys/class/foo/1/mode": "mode 1"}
+    assert [dict(gpu.attributes) for gpu in snapshot.gpus] == [{"own": "1", **shared}, shared]
+    assert sum(path.endswith("foo/1/mode") for path in opened) == 1
+
+
+# companions
+
+
+def test_a_companion_is_there_if_it_is_a_character_device(machine: Machine) -> None:
+    machine.add_gpu(A)
+    machine.add_device("kfd")
+    (machine.dev / "file").write_text("")
+    (machine.dev / "folder").mkdir()
+    seen = only(scan(roots(machine), (), ["/dev/kfd", "/dev/file", "/dev/folder", "/dev/absent"]))
+    (kfd,) = seen.companions.values()
+    status = (machine.dev / "kfd").stat()
+    numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
+    assert kfd == CompanionNode("/dev/kfd", f"{machine.dev}/kfd", *numbers)
+    assert seen.companions.keys() == {"/dev/kfd"}
+    with pytest.raises(TypeError):
+        seen.companions["/dev/other"] = kfd  # type: ignore[index]
+
+
+def test_a_companion_that_nobody_asked_for_is_not_seen(machine: Machine) -> None:
+    machine.add_gpu(A)
+    machine.add_device("kfd")
+    assert only(see(machine)).companions == {}
+
+
+@pytest.mark.parametrize("gpu", ["pci", "virtio"])
+def test_a_companion_that_is_gone_is_not_found_again(machine: Machine, gpu: str) -> None:
+    if gpu == "virtio":
+        add_virtio_gpu(machine, A)
+    else:
+        machine.add_gpu(A)
+    machine.add_device("kfd")
+    before = only(scan(roots(machine), (), ["/dev/kfd"]))
+    assert look(roots(machine), before) == before
+    (machine.dev / "kfd").unlink()
+    now = look(roots(machine), before)
+    assert now is not None
+    assert now.companions == {}
 
 
 def test_no_file_is_opened_but_regular_ones_below_sys(machine: Machine) -> None:
@@ -617,6 +671,7 @@ class Everything:
     """A Driver that claims every GPU."""
 
     name = "all"
+    fallback = False
 
     def resource_name(self, *_: object) -> str:
         return "example.com/gpu"

@@ -58,7 +58,7 @@ def run(given: Mapping[str, object], environ: Mapping[str, str]) -> int:
 def look(settings: Settings, loaded: loader.Loaded) -> Report:
     """See the machine, decide as ``serve`` would, and put together what is true."""
     roots = Roots(settings.prefix)
-    snapshot = scan(roots, loaded.sysfs_attributes)
+    snapshot = scan(roots, loaded.sysfs_attributes, loaded.companion_nodes)
     inventory = build(snapshot, loaded.drivers, settings, Inventory())
     return build_report(inventory, driver_reports(loaded), survey(roots, ALL_MODULES))
 

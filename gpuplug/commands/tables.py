@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from gpuplug.host.names import Access
+    from gpuplug.model import Offer
     from gpuplug.observe.document import Details
     from gpuplug.observe.report import GpuReport, Report
 
@@ -144,7 +145,16 @@ def _facts(gpu: GpuReport, details: Details) -> Iterator[tuple[str, str]]:
         package = f" ({gpu.package})" if gpu.package else ""
         yield "Resource", f"{gpu.resource}, by driver {gpu.offer.driver}{package}"
         yield "Devices", _devices(gpu.address, gpu.offer.shares)
+        yield from _beside(gpu, gpu.offer)
         yield "Health", _health(healthy=gpu.offer.verdict.healthy, reason=gpu.offer.verdict.reason)
+
+
+def _beside(gpu: GpuReport, offer: Offer) -> Iterator[tuple[str, str]]:
+    """Name the nodes that a container gets and that are not the GPU's own."""
+    own = {node.path for node in gpu.nodes}
+    paths = [spec.container_path for spec in offer.specs if spec.container_path not in own]
+    if paths:
+        yield "Given as well", ", ".join(paths)
 
 
 def _access(access: Access | None) -> str:

@@ -14,6 +14,7 @@ from gpuplug.core.identity import id_problem, is_resource_name
 from gpuplug.core.sizes import LIST_LIMIT, offer_size
 from gpuplug.errors import DriverError
 from gpuplug.model import (
+    Declined,
     Inventory,
     Judgement,
     Offer,
@@ -42,8 +43,13 @@ class Driver(Protocol):
         """The entry-point name."""
         ...
 
-    def resource_name(self, gpu: Gpu, settings: Settings) -> str | None:
-        """Claim the GPU by naming its resource."""
+    @property
+    def fallback(self) -> bool:
+        """Whether it is asked only about GPUs that no other Driver claims."""
+        ...
+
+    def resource_name(self, gpu: Gpu, settings: Settings) -> str | Declined | None:
+        """Claim the GPU by naming its resource, or decline to advertise it."""
         ...
 
     def device_specs(self, gpu: Gpu, settings: Settings) -> tuple[DeviceSpec, ...]:
@@ -137,11 +143,14 @@ def judge(gpu: Gpu, drivers: Sequence[Driver], settings: Settings) -> Judgement:
     """Ask the Drivers about one GPU: who claims it, and what a container gets.
 
     A Driver that fails while it is asked for a claim is passed over; one that fails about a
-    GPU that it claimed loses it. Of two claims the first by Driver name wins.
+    GPU that it claimed loses it. Of two claims the first by Driver name wins; a fallback is
+    asked only where there is none.
     """
-    claims: list[tuple[Driver, str]] = []
+    claims: list[tuple[Driver, str | Declined]] = []
     problems: list[str] = []
-    for driver in sorted(drivers, key=lambda d: d.name):
+    for driver in sorted(drivers, key=lambda d: (d.fallback, d.name)):
+        if driver.fallback and claims and not claims[0][0].fallback:
+            break
         try:
             name = driver.resource_name(gpu, settings)
         except DriverError as error:
@@ -161,6 +170,9 @@ def judge(gpu: Gpu, drivers: Sequence[Driver], settings: Settings) -> Judgement:
         f"drivers {winner.name} and {other.name} both claim {gpu.address}: {winner.name} has it"
         for other, _ in claims[1:]
     ]
+    if isinstance(name, Declined):
+        reason = f"driver {winner.name} does not offer it: {name.reason}"
+        return Judgement(gpu, reason=reason, code=RefusalCode.DECLINED, problems=tuple(problems))
     return _offer(gpu, winner, name, settings, problems)
 
 

@@ -32,10 +32,10 @@ from gpuplug.host.attributes import (
     read_text,
     shown,
 )
-from gpuplug.model import DrmNode, Gpu, RefusalCode, Rejected, Snapshot
+from gpuplug.model import CompanionNode, DrmNode, Gpu, RefusalCode, Rejected, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["SETTLING", "Roots", "look", "scan"]
 
@@ -47,17 +47,28 @@ The card node follows the render node after 1 to 6 ms.
 
 _NODE: Final = re.compile(r"(card|renderD)[0-9]+", re.ASCII)
 _NUMBERS: Final = re.compile(r"([0-9]{1,10}):([0-9]{1,10})", re.ASCII)
-_GLOB_LIMIT: Final = 64
+_GLOB_LIMIT: Final = 256
 
 
-def scan(roots: Roots, attributes: Iterable[str] = (), *, now: float | None = None) -> Snapshot:
+def scan(
+    roots: Roots,
+    attributes: Iterable[str] = (),
+    companions: Iterable[str] = (),
+    *,
+    now: float | None = None,
+) -> Snapshot:
     """See every GPU of the machine.
 
-    :param attributes: sysfs paths or globs below the bus device, to read into ``Gpu.attributes``.
+    :param attributes: sysfs paths or globs, below the bus device or from /sys on, to read into
+        ``Gpu.attributes``.
+    :param companions: paths of nodes outside /dev/dri, to look up for ``Gpu.companions``.
     :param now: seconds since the epoch; nodes younger than ``SETTLING`` make a GPU fresh.
     """
     now = time.time() if now is None else now
     wanted = sorted(set(attributes))
+    own = [path for path in wanted if not path.startswith("/")]
+    shared = _attributes(roots.prefix, [path for path in wanted if path.startswith("/")])
+    beside = _companions(roots, companions)
     gpus: list[Gpu] = []
     rejected: list[Rejected] = []
     fresh: dict[str, float] = {}
@@ -70,14 +81,15 @@ def scan(roots: Roots, attributes: Iterable[str] = (), *, now: float | None = No
         if bearers[address] > 1:  # their Device ids would be the same
             continue
         try:
-            gpu, changed = _gpu(roots, device, names, wanted)
+            gpu, changed = _gpu(roots, device, names, own)
         except Wrong as error:
             rejected.append(Rejected(address, str(error), error.code))
             continue
         if 0 <= now - changed < SETTLING:  # a node "from the future" means that the clock was set
             fresh[address] = changed + SETTLING - now
         if gpu.nodes:
-            gpus.append(gpu)
+            attributes = MappingProxyType({**gpu.attributes, **shared}) if shared else gpu.attributes
+            gpus.append(replace(gpu, attributes=attributes, companions=beside) if shared or beside else gpu)
         elif gpu.missing:
             reason = f"none of its nodes is in /dev/dri: {', '.join(gpu.missing)}"
             rejected.append(Rejected(address, reason, RefusalCode.NODES_MISSING))
@@ -105,15 +117,31 @@ def look(roots: Roots, gpu: Gpu) -> Gpu | None:
         return _look_everywhere(roots, gpu)
     if kernel_driver != gpu.kernel_driver or not nodes:
         return _look_everywhere(roots, gpu)
-    return replace(gpu, nodes=nodes, missing=missing)
+    return replace(gpu, nodes=nodes, missing=missing, companions=_companions(roots, gpu.companions))
 
 
 def _look_everywhere(roots: Roots, gpu: Gpu) -> Gpu | None:
     """Find the GPU by a full scan: its DRM devices hang lower than the bus device (virtio)."""
     for seen in scan(roots).gpus:
         if seen.address == gpu.address and seen.kernel_driver == gpu.kernel_driver:
-            return replace(gpu, nodes=seen.nodes, missing=seen.missing)
+            beside = _companions(roots, gpu.companions)
+            return replace(gpu, nodes=seen.nodes, missing=seen.missing, companions=beside)
     return None
+
+
+def _companions(roots: Roots, paths: Iterable[str]) -> Mapping[str, CompanionNode]:
+    """Look up those of the nodes that are there, and are character devices."""
+    found: dict[str, CompanionNode] = {}
+    for path in sorted(set(paths)):
+        host_path = f"{roots.prefix}{path}"
+        try:
+            node = os.stat(host_path)
+        except OSError:
+            continue
+        if stat.S_ISCHR(node.st_mode):
+            major, minor = os.major(node.st_rdev), os.minor(node.st_rdev)
+            found[path] = CompanionNode(path, host_path, major, minor)
+    return MappingProxyType(found)
 
 
 def _by_device(roots: Roots, rejected: list[Rejected]) -> dict[str, list[str]]:
@@ -207,18 +235,20 @@ def _kind(mode: int) -> str:
     return next((name for test, name in kinds if test(mode)), "a file of another kind")
 
 
-def _attributes(device: str, wanted: Sequence[str]) -> dict[str, str]:
-    """Read what drivers asked for; what is absent or unreadable is left out."""
+def _attributes(folder: str, wanted: Sequence[str]) -> dict[str, str]:
+    """Read what drivers asked for, below a device or from the prefix on; what cannot be read is left out."""
     found: dict[str, str] = {}
     for pattern in wanted:
-        paths = sorted(glob(pattern, root_dir=device))[:_GLOB_LIMIT] if _has_wildcard(pattern) else [pattern]
-        for path in paths:
+        lead = "/" if pattern.startswith("/") else ""
+        path = pattern.lstrip("/")
+        paths = sorted(glob(path, root_dir=f"{folder}/"))[:_GLOB_LIMIT] if _has_wildcard(path) else [path]
+        for each in paths:
             try:
-                text = read_text(f"{device}/{path}")
+                text = read_text(f"{folder}/{each}")
             except Wrong:
                 continue
             if text is not None:
-                found[path] = text
+                found[lead + each] = text
     return found
 
 

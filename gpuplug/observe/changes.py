@@ -59,7 +59,10 @@ def _sayings(inventory: Inventory | None) -> dict[str, Line]:
     if inventory is None:
         return {}
     lines = {
-        rejected.address: Line("WARNING", f"{rejected.address}: not advertised: {refuse(rejected).reason}")
+        rejected.address: Line(
+            "INFO" if rejected.code is RefusalCode.DECLINED else "WARNING",
+            f"{rejected.address}: not advertised: {refuse(rejected).reason}",
+        )
         for rejected in inventory.rejected
     }
     for resource in inventory.resources.values():

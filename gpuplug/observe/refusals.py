@@ -82,6 +82,7 @@ _ADVICE: Final[Mapping[RefusalCode, str]] = {
         "use its virtual functions, which count as GPUs; to have the whole GPU instead,"
         " write 0 to its sriov_numvfs"
     ),
+    RefusalCode.DECLINED: "nothing, if that is meant; what would change it is in the driver package's README",
     RefusalCode.DRIVER_FAILED: "mend, update or remove the driver package that is named",
     RefusalCode.BAD_ADDRESS: "lower --shared-dev-num if the id is too long; otherwise report it",
     RefusalCode.LIST_FULL: "lower --shared-dev-num: the list of one resource has 4 MiB",

@@ -14,7 +14,7 @@ import pluggy
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gpuplug.model import Device, DeviceSpec, Gpu, Mount, Verdict
+    from gpuplug.model import Declined, Device, DeviceSpec, Gpu, Mount, Verdict
     from gpuplug.settings import Settings
 
 PROJECT: Final = "gpuplug"
@@ -29,16 +29,31 @@ hookimpl: Final = pluggy.HookimplMarker(PROJECT)
 def gpuplug_sysfs_attributes() -> Iterable[str]:
     """Name the sysfs attributes that the driver wants in ``gpu.attributes``.
 
-    Paths or globs, relative to the GPU's bus device; asked once, when the driver is loaded.
-    Example: ``return ["sriov_numvfs", "drm/card*/lmem_total_bytes"]``
+    Paths or globs, relative to the GPU's bus device; asked once, when the driver is loaded. One
+    that begins with ``/sys/`` is read from there, once for all GPUs, and is found under its full path.
+    Example: ``return ["sriov_numvfs", "drm/card*/lmem_total_bytes", "/sys/module/foogpu/version"]``
+    """
+    return ()
+
+
+@hookspec
+def gpuplug_companion_nodes() -> Iterable[str]:
+    """Name device nodes outside /dev/dri that containers need as well, for ``gpu.companions``.
+
+    Paths below /dev, without wildcards; asked once, when the driver is loaded. Those that are
+    there as character devices are in ``gpu.companions``; none is handed out by itself.
+    Example: ``return ["/dev/kfd"]``
     """
     return ()
 
 
 @hookspec(firstresult=True)
-def gpuplug_resource_name(gpu: Gpu, settings: Settings) -> str | None:  # noqa: ARG001
+def gpuplug_resource_name(gpu: Gpu, settings: Settings) -> str | Declined | None:  # noqa: ARG001
     """Claim the GPU by naming its resource, ``domain/name``; ``None`` says "not mine".
 
+    ``Declined(reason)`` says "mine, and not to be advertised". A driver that marks its implementation
+    with ``@hookimpl(trylast=True)`` is a fallback: it is asked only about GPUs that no other driver
+    claims or declines.
     Example: ``return "gpu.intel.com/xe" if gpu.kernel_driver == "xe" else None``
     """
     return None

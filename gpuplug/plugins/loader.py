@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
 import pluggy
 
 from gpuplug.errors import DriverError
-from gpuplug.model import HEALTHY, DeviceSpec, Mount, Verdict
+from gpuplug.model import HEALTHY, Declined, DeviceSpec, Mount, Verdict
 from gpuplug.plugins import hookspecs
 
 if TYPE_CHECKING:
@@ -53,11 +53,16 @@ class Loaded:
         """The sysfs attributes that any of the Drivers wants."""
         return frozenset().union(*(driver.sysfs_attributes for driver in self.drivers))
 
+    @property
+    def companion_nodes(self) -> frozenset[str]:
+        """The companion nodes that any of the Drivers wants."""
+        return frozenset().union(*(driver.companion_nodes for driver in self.drivers))
+
 
 class LoadedDriver:
     """A typed façade over one driver module: wrong answers and exceptions become ``DriverError``."""
 
-    __slots__ = ("_hooks", "distribution", "name", "sysfs_attributes")
+    __slots__ = ("_hooks", "companion_nodes", "distribution", "fallback", "name", "sysfs_attributes")
 
     def __init__(self, name: str, module: object, distribution: str = "") -> None:
         """Register the module and ask it for its attributes.
@@ -82,16 +87,26 @@ class LoadedDriver:
         self.name: Final = name
         self.distribution: Final = distribution
         """``name version`` of the distribution that it came in; empty where it has none."""
-        self._hooks: Final = manager.hook
-        # Not a first-result hook: pluggy answers with a list of what each module said.
-        wanted = self._ask("gpuplug_sysfs_attributes", list) or []
-        self.sysfs_attributes: Final = frozenset(
-            _relative(name, path) for some in wanted for path in _each(name, some, str)
+        self.fallback: Final = any(
+            hook.trylast for hook in manager.hook.gpuplug_resource_name.get_hookimpls()
         )
+        """Whether it is asked only about GPUs that no other driver claims."""
+        self._hooks: Final = manager.hook
+        self.sysfs_attributes: Final = self._declared("gpuplug_sysfs_attributes", _attribute)
+        self.companion_nodes: Final = self._declared("gpuplug_companion_nodes", _companion)
 
-    def resource_name(self, gpu: Gpu, settings: Settings) -> str | None:
+    def resource_name(self, gpu: Gpu, settings: Settings) -> str | Declined | None:
         """Ask whether the driver claims the GPU, and under which resource name."""
-        return self._ask("gpuplug_resource_name", str, gpu=gpu, settings=settings)
+        answer = self._call("gpuplug_resource_name", gpu=gpu, settings=settings)
+        if answer is None or isinstance(answer, str):
+            return answer
+        if isinstance(answer, Declined):
+            if not _is_text(answer.reason):
+                raise DriverError(f"driver {self.name}: {_shown(answer.reason)} is not text")
+            return answer
+        raise DriverError(
+            f"driver {self.name}: gpuplug_resource_name returned {type(answer).__name__}, not str"
+        )
 
     def device_specs(self, gpu: Gpu, settings: Settings) -> tuple[DeviceSpec, ...]:
         """Ask for the nodes; without an answer every DRM node of the GPU, ``rw``."""
@@ -149,6 +164,11 @@ class LoadedDriver:
         if gpu.missing:
             return Verdict(healthy=False, reason=f"/dev/dri lacks {', '.join(gpu.missing)}")
         return HEALTHY
+
+    def _declared(self, hook: str, check: Callable[[str, str], str]) -> frozenset[str]:
+        """Ask once for paths; pluggy answers with a list of what each module said."""
+        said = self._ask(hook, list) or []
+        return frozenset(check(self.name, path) for some in said for path in _each(self.name, some, str))
 
     def _ask(self, hook: str, kind: type[T], **arguments: object) -> T | None:
         answer = self._call(hook, **arguments)
@@ -276,7 +296,20 @@ def _each(name: str, answer: Any, kind: type[T]) -> tuple[T, ...]:  # noqa: ANN4
     return items
 
 
-def _relative(name: str, path: str) -> str:
-    if not path or path.startswith("/") or not _is_text(path) or ".." in path.split("/") or "**" in path:
-        raise DriverError(f"driver {name}: {_shown(path)} is not a path or glob below the GPU's bus device")
+def _attribute(name: str, path: str) -> str:
+    """Check a sysfs attribute's path or glob: below the bus device, or below /sys."""
+    below = path.removeprefix("/sys/")
+    if not below or below.startswith("/") or not _is_text(path) or ".." in path.split("/") or "**" in path:
+        raise DriverError(
+            f"driver {name}: {_shown(path)} is not a path or glob below the GPU's bus device, or below /sys"
+        )
+    return path
+
+
+def _companion(name: str, path: str) -> str:
+    """Check a companion node's path: below /dev, outside /dev/dri, and no glob."""
+    parts = path.split("/")
+    normal = parts[:2] == ["", "dev"] and len(parts) > 2 and not {"", ".", ".."} & set(parts[2:])  # noqa: PLR2004
+    if not normal or parts[2] == "dri" or not _is_text(path) or set("*?[") & set(path):
+        raise DriverError(f"driver {name}: {_shown(path)} is not a node's path in /dev, outside /dev/dri")
     return path

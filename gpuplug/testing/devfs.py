@@ -167,6 +167,15 @@ class Devfs:
             self._make_dri()
         self._maker.make(self.dri / name, minor)
 
+    def add_other(self, name: str) -> None:
+        """Make a character device of that name in /dev itself; its numbers mean nothing.
+
+        Raises ``FileExistsError`` where it exists.
+        """
+        path = self.dri.parent / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._maker.make(path, 0)
+
     def make_other(self, name: str) -> None:
         """Make a node of that name with other numbers than sysfs states, in a /dev/dri that is there.
 

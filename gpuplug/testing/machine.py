@@ -220,6 +220,13 @@ class Machine:
         self.devfs.remove(name)
         self.remove_sysfs_node(name)
 
+    def add_device(self, name: str) -> None:
+        """Make a character device in /dev outside /dev/dri, such as ``kfd``, with no sysfs.
+
+        Raises ``FileExistsError`` where there is one.
+        """
+        self.devfs.add_other(name)
+
     def remove_sysfs_node(self, name: str) -> None:
         """Remove the sysfs of a node alone, the class links first."""
         entry = self._class / name

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import gpuplug_intel.i915
 import gpuplug_intel.xe
 
+from gpuplug import Declined
 from gpuplug.plugins.hookspecs import hookimpl
 from gpuplug.plugins.loader import BrokenDriver, Loaded, LoadedDriver, from_modules
 from gpuplug.settings import Settings
@@ -264,6 +265,10 @@ def _failing_health(gpu: Gpu) -> Verdict:
     raise KeyError(gpu.address)
 
 
+def _decline(gpu: Gpu) -> Declined:
+    return Declined(f"{gpu.nodes[0].name} drives the screen of this machine")
+
+
 def _no_node(gpu: Gpu) -> list[DeviceSpec]:
     del gpu
     return []
@@ -276,6 +281,7 @@ BROKEN: Final = replace(
 )
 FAILING: Final = from_modules({"any": _driver(resource_name=_claim, health=_failing_health)})
 EMPTY_HANDED: Final = from_modules({"any": _driver(resource_name=_claim, device_specs=_no_node)})
+DECLINING: Final = from_modules({"any": _driver(resource_name=_decline)})
 ANY: Final = from_modules({"any": _driver(resource_name=_claim), "more": _driver(resource_name=_claim)})
 
 _SHARES = Settings(shared_dev_num=10)
@@ -310,6 +316,7 @@ LAYOUTS: Final = (
     Layout("broken-package", "two GPUs, and one driver package that cannot be loaded", _i915_and_xe, BROKEN),
     Layout("failing-driver", "a driver package that fails about every GPU", _card1, FAILING),
     Layout("empty-handed-driver", "a driver package that gives a container no node", _card1, EMPTY_HANDED),
+    Layout("declined", "a driver package that does not offer a GPU of its own", _card1, DECLINING),
     Layout("two-claims", "two driver packages that claim the same GPU", _card1, ANY),
     Layout("no-packages", "a GPU, and no driver package at all", _card1, Loaded()),
     Layout("strange-address", "a GPU whose name cannot be part of a Device id", _strange_address, ANY),
