@@ -15,6 +15,7 @@ from gpuplug.model import (
     Mount,
     Verdict,
 )
+from gpuplug.options import DriverOption
 from gpuplug.plugins.hookspecs import hookimpl
 from gpuplug.settings import Settings
 
@@ -25,6 +26,7 @@ __all__ = [
     "DeviceId",
     "DeviceSpec",
     "DriverError",
+    "DriverOption",
     "DrmNode",
     "Gpu",
     "GpuplugError",

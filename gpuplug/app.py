@@ -63,6 +63,8 @@ async def serve(
     """
     for broken in loaded.broken:
         logger.warning("driver {} is not used: {}", broken.name, broken.reason)
+    for note in loaded.notes:
+        logger.warning("{}", note)
     roots = Roots(settings.prefix)
     machine_ticks: Latest[None] = Latest(None)
     kubelet = KubeletDirectory(settings.kubelet_dir, os.urandom(3).hex(), Latest(None))

@@ -13,7 +13,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuplug.commands.usage import parser
+from gpuplug.commands.prepare import WORDS
+from gpuplug.commands.usage import COMMANDS, parser
 from gpuplug.errors import SettingError
 
 if TYPE_CHECKING:
@@ -42,12 +43,14 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | No
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """Read arguments: the command's name as ``command``, and its options.
 
+    What may be an option of a driver is left to the command, which loads the drivers.
+
     :raises SettingError: for what cannot be understood.
     """
     options, unknown = parser().parse_known_args(_normal(arguments))
-    if unknown:
+    if unknown and not COMMANDS[options.command].asks_drivers:
         raise SettingError(f"unknown option or argument: {unknown[0]!r}")
-    return vars(options)
+    return {**vars(options), **({WORDS: unknown} if unknown else {})}
 
 
 def _normal(arguments: Sequence[str]) -> list[str]:

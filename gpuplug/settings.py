@@ -8,10 +8,12 @@ whether a folder exists is found out by the command that needs it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuplug.errors import SettingError
+from gpuplug.options import written
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +27,8 @@ MAX_SHARES: Final = 764
 Counted by ``core.sizes`` for PCI addresses of 16 characters, the longest that there can be
 (``ffffffff:e1:00.0``), any NUMA node and any health.
 """
+
+NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 LOG_LEVELS: Final = ("trace", "debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
@@ -65,6 +69,13 @@ def _prefix(text: str) -> str:
     return _absolute(text).rstrip("/") if text else ""
 
 
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(","))) if text else ()
+    if "" in names or any(name != name.strip() or not name.isprintable() for name in names):
+        raise ValueError("is not a name, or several with a comma between them")
+    return names
+
+
 def _choice(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.lower() not in choices:
@@ -88,6 +99,12 @@ class Settings:
     """Seconds between two looks at the machine when no event asks for one."""
     log_level: str = "info"
     log_format: str = "text"
+    driver: tuple[str, ...] = ()
+    """The drivers to load, by name; empty for all that are installed."""
+    no_driver: tuple[str, ...] = ()
+    """The drivers not to load."""
+    options: Mapping[str, Any] = field(default_factory=lambda: NO_OPTIONS, hash=False)
+    """For a driver that is asked: the values of its own options, by name; empty for anybody else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +115,8 @@ class Option:
     metavar: str
     parse: Callable[[str], Any]
     help: str
+    many: bool = False
+    """Whether it may be given several times, as it may be with commas."""
 
     @property
     def field(self) -> str:
@@ -117,13 +136,15 @@ OPTIONS: Final = (
     Option("--resync", "SECONDS", _seconds, "time between two looks that no event asked for"),
     Option("--log-level", "LEVEL", _choice(*LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),
     Option("--log-format", "FORMAT", _choice(*LOG_FORMATS), f"one of {', '.join(LOG_FORMATS)}"),
+    Option("--driver", "NAME", _names, "load only these drivers (see `gpuplug drivers`)", many=True),
+    Option("--no-driver", "NAME", _names, "do not load these drivers", many=True),
 )
-_DEFAULTS: Final[Mapping[str, Any]] = {field.name: field.default for field in fields(Settings)}
+_DEFAULTS: Final[Mapping[str, Any]] = {each.name: each.default for each in fields(Settings)}
 
 
-def default(option: Option) -> object:
-    """Return what holds when neither the option nor its variable is given."""
-    return _DEFAULTS[option.field]
+def default(option: Option) -> str:
+    """Write what holds when neither the option nor its variable is given."""
+    return written(_DEFAULTS[option.field])
 
 
 def resolve(given: Mapping[str, str], environ: Mapping[str, str]) -> Settings:
@@ -159,4 +180,4 @@ def origins(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, s
 
 def spelt(settings: Settings) -> str:
     """Write the settings as options: what holds in the end, wherever each of them comes from."""
-    return " ".join(f"{option.flag}={getattr(settings, option.field)}" for option in OPTIONS)
+    return " ".join(f"{option.flag}={written(getattr(settings, option.field))}" for option in OPTIONS)

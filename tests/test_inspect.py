@@ -29,7 +29,7 @@ from gpuplug.model import Inventory, RefusalCode
 from gpuplug.observe.changes import around, changes
 from gpuplug.observe.document import Details, document
 from gpuplug.observe.refusals import ALL_MODULES
-from gpuplug.observe.report import ServingState
+from gpuplug.observe.report import DriverReport, ServingState
 from gpuplug.plugins.loader import BrokenDriver, Loaded
 from gpuplug.settings import Settings
 from gpuplug.testing import Lie, Machine, break_node
@@ -409,7 +409,9 @@ def seen_with_kubelet() -> dict[str, Any]:
     report = seen("card1")[0]
     (resource,) = report.resources
     state = ServingState(streaming=False, phase="not registered", reason="the kubelet did not answer")
-    return document(replace(report, resources=(replace(resource, serving=state),)), Details())
+    drivers = (DriverReport("foo", options=(("--foo-mode", "all"),)),)
+    resources = (replace(resource, serving=state),)
+    return document(replace(report, resources=resources, drivers=drivers), Details())
 
 
 def test_how_a_resource_stands_with_the_kubelet_is_shown_where_it_is_known() -> None:

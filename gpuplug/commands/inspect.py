@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from gpuplug.commands.folders import check_folder
+from gpuplug.commands.prepare import prepared
 from gpuplug.core.inventory import build
 from gpuplug.host.attributes import Roots
 from gpuplug.host.names import access, pci_names
@@ -21,11 +22,13 @@ from gpuplug.model import Inventory
 from gpuplug.observe.document import Details, document
 from gpuplug.observe.refusals import ALL_MODULES
 from gpuplug.observe.report import DriverReport, Report, build_report
-from gpuplug.plugins import loader
-from gpuplug.settings import Settings, origins, resolve
+from gpuplug.options import flag, written
+from gpuplug.settings import Settings, origins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from gpuplug.plugins.loader import Loaded, LoadedDriver
 
 NOTHING: Final = 3
 """The exit code where nothing is advertised."""
@@ -36,11 +39,11 @@ def run(given: Mapping[str, object], environ: Mapping[str, str]) -> int:
 
     :raises SettingError: for an option, variable or folder that cannot be used.
     """
-    options = {name: value for name, value in given.items() if isinstance(value, str)}
-    settings = resolve(options, environ)
+    settings, loaded = prepared(given, environ)
     if settings.prefix:
+        options = {name: value for name, value in given.items() if isinstance(value, str)}
         check_folder(origins(options, environ)["prefix"], settings.prefix)
-    report = look(settings, loader.load())
+    report = look(settings, loaded)
     details = look_up(settings, report)
     try:
         if given["json"]:
@@ -55,19 +58,28 @@ def run(given: Mapping[str, object], environ: Mapping[str, str]) -> int:
     return 0 if report.advertised else NOTHING
 
 
-def look(settings: Settings, loaded: loader.Loaded) -> Report:
+def look(settings: Settings, loaded: Loaded) -> Report:
     """See the machine, decide as ``serve`` would, and put together what is true."""
     roots = Roots(settings.prefix)
     snapshot = scan(roots, loaded.sysfs_attributes, loaded.companion_nodes)
     inventory = build(snapshot, loaded.drivers, settings, Inventory())
-    return build_report(inventory, driver_reports(loaded), survey(roots, ALL_MODULES))
+    return build_report(inventory, driver_reports(loaded), survey(roots, ALL_MODULES), notes=loaded.notes)
 
 
-def driver_reports(loaded: loader.Loaded) -> tuple[DriverReport, ...]:
+def driver_reports(loaded: Loaded) -> tuple[DriverReport, ...]:
     """Say in plain values what has been loaded, and what could not be."""
     return (
-        *(DriverReport(driver.name, driver.distribution) for driver in loaded.drivers),
-        *(DriverReport(broken.name, problem=broken.reason) for broken in loaded.broken),
+        *(
+            DriverReport(driver.name, driver.distribution, options=_options(driver))
+            for driver in loaded.drivers
+        ),
+        *(DriverReport(broken.name, broken.distribution, broken.reason) for broken in loaded.broken),
+    )
+
+
+def _options(driver: LoadedDriver) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (flag(driver.name, option), written(driver.chosen[option.name])) for option in driver.options
     )
 
 

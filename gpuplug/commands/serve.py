@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import importlib.metadata
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from loguru import logger
 
 from gpuplug import app, log
 from gpuplug.commands.folders import check_folder
+from gpuplug.commands.prepare import prepared
 from gpuplug.commands.signals import StopSignals
 from gpuplug.core.identity import MAX_SOCKET_PATH, socket_name, socket_room
 from gpuplug.errors import SettingError
-from gpuplug.plugins import loader
-from gpuplug.settings import Settings, origins, resolve, spelt
+from gpuplug.plugins.chosen import spelt_options
+from gpuplug.settings import Settings, origins, spelt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpuplug.plugins.loader import Loaded
+
 _HIGHEST_GENERATION: Final = 10**6 - 1
 
 
-def run(given: Mapping[str, str], environ: Mapping[str, str]) -> int:
+def run(given: Mapping[str, Any], environ: Mapping[str, str]) -> int:
     """Check the settings, then serve until SIGTERM or SIGINT; return 0.
 
     :raises SettingError: for an option, variable or folder that cannot be used.
     """
-    settings = resolve(given, environ)
+    settings, loaded = prepared(given, environ)
     check_folders(settings, origins(given, environ))
     log.set_up(settings.log_level, settings.log_format)
-    logger.info("gpuplug {} serve {}", importlib.metadata.version("gpuplug"), spelt(settings))
+    logger.info(
+        "gpuplug {} serve {}",
+        importlib.metadata.version("gpuplug"),
+        " ".join(filter(None, (spelt(settings), spelt_options(loaded)))),
+    )
     signals = StopSignals()
-    anyio.run(_until_told_to_stop, settings, loader.load(), signals)
+    anyio.run(_until_told_to_stop, settings, loaded, signals)
     signals.no_more()
     return 0
 
@@ -60,7 +67,7 @@ def check_folders(settings: Settings, chosen: Mapping[str, str]) -> None:
         ) from None
 
 
-async def _until_told_to_stop(settings: Settings, loaded: loader.Loaded, signals: StopSignals) -> None:
+async def _until_told_to_stop(settings: Settings, loaded: Loaded, signals: StopSignals) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(app.serve, settings, loaded)
         await signals.wait()

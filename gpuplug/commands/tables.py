@@ -180,7 +180,11 @@ def _packages(report: Report) -> Iterator[tuple[str, str]]:
     if not report.drivers:
         yield "none", "install one, such as gpuplug-intel"
     for driver in report.drivers:
-        yield driver.name, driver.problem or driver.package or "of no package"
+        options = ", ".join(f"{option}={value}" for option, value in driver.options)
+        yield (
+            driver.name,
+            driver.problem or "; ".join(filter(None, (driver.package or "of no package", options))),
+        )
     for problem in report.problems:
         yield "problem", problem
 

@@ -35,12 +35,15 @@ class Command:
     """What it ends with, beside 2 for a bad option."""
     more: str = ""
     """What else a person should know, in whole sentences."""
+    asks_drivers: bool = False
+    """Whether it takes the options of the drivers that are installed."""
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, and whose help has examples and exit codes."""
 
     command: Command | None = None
+    has_drivers = False
 
     def error(self, message: str) -> NoReturn:
         """Refuse the arguments."""
@@ -55,6 +58,9 @@ class Parser(argparse.ArgumentParser):
                 f"{summary[0].upper()}{summary[1:]}. {self.command.more}".strip(), width, ""
             )
             self.epilog = _epilog(self.command, width)
+            if self.command.asks_drivers and not self.has_drivers:
+                self.has_drivers = True
+                add_drivers(self)
         return super().format_help()
 
 
@@ -107,15 +113,48 @@ def add_settings(parser: argparse.ArgumentParser, flags: Collection[str] = ()) -
     for option in OPTIONS:
         if flags and option.flag not in flags:
             continue
-        shown = default(option)
-        text = f"{option.help} (default: {'none' if shown == '' else shown}; {option.variable})"
+        text = f"{option.help} (default: {default(option) or 'none'}; {option.variable})"
         parser.add_argument(
-            option.flag, metavar=option.metavar, default=argparse.SUPPRESS, help=text.replace("%", "%%")
+            option.flag,
+            metavar=option.metavar,
+            default=argparse.SUPPRESS,
+            help=text.replace("%", "%%"),
+            action=_Joined if option.many else "store",
         )
 
 
+class _Joined(argparse.Action):
+    """Take an option any number of times, as if all values had been given at once."""
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: object, option_string: str | None = None
+    ) -> None:
+        """Add the values to those before."""
+        del parser, option_string
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
+
+
+def add_drivers(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the drivers that are installed, for the help: they are read elsewhere."""
+    from gpuplug.options import flag, variable, written  # noqa: PLC0415 - loading is for the help alone
+    from gpuplug.plugins.loader import load  # noqa: PLC0415
+
+    for driver in load().drivers:
+        group = parser.add_argument_group(f"options of driver {driver.name} ({driver.distribution})")
+        for option in driver.options:
+            shown = written(option.default) or "none"
+            text = f"{option.help} (default: {shown}; {variable(driver.name, option)})"
+            group.add_argument(
+                flag(driver.name, option),
+                dest=variable(driver.name, option),
+                metavar=option.metavar,
+                help=text.replace("%", "%%"),
+            )
+
+
 def _inspect(parser: argparse.ArgumentParser) -> None:
-    add_settings(parser, ("--shared-dev-num", "--prefix"))
+    add_settings(parser, ("--shared-dev-num", "--prefix", "--driver", "--no-driver"))
     parser.add_argument("--json", action="store_true", help="print JSON (schema: gpuplug/observe/README.md)")
 
 
@@ -139,6 +178,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         ),
         ((0, "SIGTERM or SIGINT has ended it in order"), (1, "it failed")),
         "It runs until it is told to stop, and waits for a kubelet and for GPUs that are not there yet.",
+        asks_drivers=True,
     ),
     "inspect": Command(
         "show every GPU of this machine, and why one is not advertised: no kubelet needed",
@@ -149,6 +189,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
             ("gpuplug inspect --json | jq .gpus", "for scripts"),
         ),
         ((0, "something is advertised"), (3, "nothing is")),
+        asks_drivers=True,
     ),
     "verify": Command(
         "in a container: open the GPU nodes that it was given, and say what that tells",

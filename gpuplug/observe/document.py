@@ -42,7 +42,12 @@ def document(report: Report, details: Details) -> dict[str, Any]:
         "gpus": [_gpu(gpu, details) for gpu in report.gpus],
         "nothing": _refusal(report.nothing),
         "drivers": [
-            {"name": driver.name, "package": driver.package or None, "problem": driver.problem or None}
+            {
+                "name": driver.name,
+                "package": driver.package or None,
+                "problem": driver.problem or None,
+                "options": [{"option": option, "value": value} for option, value in driver.options],
+            }
             for driver in report.drivers
         ],
         "problems": list(report.problems),

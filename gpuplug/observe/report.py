@@ -29,6 +29,8 @@ class DriverReport:
     """Name and version of the distribution that it came in; empty where unknown."""
     problem: str = ""
     """Why it could not be loaded; empty where it could."""
+    options: tuple[tuple[str, str], ...] = ()
+    """Its own options, each with the value that holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +115,14 @@ def build_report(
     drivers: Sequence[DriverReport],
     around: Surroundings,
     serving: Mapping[ResourceName, ServingState] | None = None,
+    notes: Sequence[str] = (),
 ) -> Report:
     """Put together what is true now; all that matters of the Snapshot is in the Inventory made from it.
 
     :param drivers: all that are installed.
     :param around: what there is besides DRM devices.
     :param serving: how each resource stands with the kubelet, where that is known.
+    :param notes: what was noted of drivers before any GPU was looked at.
     """
     displays = {display.address: display for display in around.displays}
     rows = _of_drm(inventory, drivers, displays)
@@ -143,7 +147,9 @@ def build_report(
             for name, resource in inventory.resources.items()
         ),
         drivers=tuple(sorted(drivers, key=lambda driver: (driver.name, driver.problem))),
-        problems=tuple(dict.fromkeys(p for j in inventory.judgements.values() for p in j.problems)),
+        problems=tuple(
+            dict.fromkeys([*notes, *(p for j in inventory.judgements.values() for p in j.problems)])
+        ),
         around=around,
         nothing=None if rows else refuse_nothing(around),
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpuplug.model import Declined, Device, DeviceSpec, Gpu, Mount, Verdict
+    from gpuplug.options import DriverOption
     from gpuplug.settings import Settings
 
 PROJECT: Final = "gpuplug"
@@ -43,6 +44,17 @@ def gpuplug_companion_nodes() -> Iterable[str]:
     Paths below /dev, without wildcards; asked once, when the driver is loaded. Those that are
     there as character devices are in ``gpu.companions``; none is handed out by itself.
     Example: ``return ["/dev/kfd"]``
+    """
+    return ()
+
+
+@hookspec
+def gpuplug_options() -> Iterable[DriverOption]:
+    """Declare the options of the driver: ``--<driver>-<name>``, and ``GPUPLUG_<DRIVER>_<NAME>``.
+
+    Asked once, when the driver is loaded. What the operator chose, or the default, is in
+    ``settings.options[name]`` of every other hook.
+    Example: ``return [DriverOption("memory", int, 0, "GiB that a GPU must have")]``
     """
     return ()
 

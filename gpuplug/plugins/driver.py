@@ -1,0 +1,271 @@
+"""A typed façade over one driver package: whatever it does wrong becomes a ``DriverError``.
+
+Every Driver has a pluggy manager to itself: a hook is never called across drivers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
+
+import pluggy
+
+from gpuplug.errors import DriverError
+from gpuplug.model import HEALTHY, Declined, DeviceSpec, Mount, Verdict
+from gpuplug.options import DriverOption, fault, parse
+from gpuplug.plugins import hookspecs
+from gpuplug.plugins.words import FAILURES, sentence, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gpuplug.model import Device, Gpu
+    from gpuplug.settings import Settings
+
+T = TypeVar("T")
+
+_PERMISSIONS: Final = ("r", "w", "m", "rw", "rm", "wm", "rwm")
+
+
+class LoadedDriver:
+    """A typed façade over one driver module: wrong answers and exceptions become ``DriverError``."""
+
+    __slots__ = (
+        "_chosen",
+        "_hooks",
+        "_passed_on",
+        "companion_nodes",
+        "distribution",
+        "fallback",
+        "name",
+        "options",
+        "sysfs_attributes",
+    )
+
+    def __init__(self, name: str, module: object, distribution: str = "") -> None:
+        """Register the module and ask it for its attributes.
+
+        :raises DriverError: if it misspells a hook, or has no hook at all, or answers wrongly.
+        """
+        manager = pluggy.PluginManager(hookspecs.PROJECT)
+        manager.add_hookspecs(hookspecs)
+        try:
+            manager.register(module, name=name)
+            manager.check_pending()
+            callers: Sequence[pluggy.HookCaller] | None = manager.get_hookcallers(module)
+        except pluggy.PluginValidationError as error:
+            raise DriverError(f"driver {name}: {sentence(error)}") from error
+        except FAILURES as error:  # pluggy asks it for its attributes, which may be computed
+            raise DriverError(f"driver {name} cannot be looked at: {sentence(error)}") from error
+        if not callers:
+            raise DriverError(f"driver {name}: {_called(module)} implements no gpuplug hook")
+        for caller in callers:
+            if any(inspect.iscoroutinefunction(hook.function) for hook in caller.get_hookimpls()):
+                raise DriverError(f"driver {name}: {caller.name} is a coroutine; hooks are plain functions")
+        self.name: Final = name
+        self.distribution: Final = distribution
+        """``name version`` of the distribution that it came in; empty where it has none."""
+        self.fallback: Final = any(
+            hook.trylast for hook in manager.hook.gpuplug_resource_name.get_hookimpls()
+        )
+        """Whether it is asked only about GPUs that no other driver claims."""
+        self._hooks: Final = manager.hook
+        self.sysfs_attributes: Final = self._declared("gpuplug_sysfs_attributes", _attribute)
+        self.companion_nodes: Final = self._declared("gpuplug_companion_nodes", _companion)
+        self.options: Final = self._declared_options()
+        """The options that it declares."""
+        self._chosen: Mapping[str, Any] = {}
+        self._passed_on: tuple[Settings, Settings] | None = None
+
+    def read(self, option: DriverOption, text: str) -> object:
+        """Read the value of one of its options.
+
+        :raises ValueError: if the text is refused; what it says follows the text.
+        :raises DriverError: if the function that reads it fails otherwise.
+        """
+        try:
+            return parse(option, text)
+        except ValueError as error:
+            raise ValueError(sentence(error).partition(": ")[2] or "is refused") from None
+        except FAILURES as error:
+            raise DriverError(f"driver {self.name}: option {option.name} raised {sentence(error)}") from error
+
+    def choose(self, values: Mapping[str, object]) -> None:
+        """Take what the operator chose for its options, by name; the others keep their defaults."""
+        self._chosen = dict(values)
+        self._passed_on = None
+
+    @property
+    def chosen(self) -> Mapping[str, Any]:
+        """The value of each of its options."""
+        return {option.name: self._chosen.get(option.name, option.default) for option in self.options}
+
+    def _settings(self, settings: Settings) -> Settings:
+        """Add the values of the driver's own options; mostly they are asked for with the same settings."""
+        if not self.options:
+            return settings
+        if self._passed_on is None or self._passed_on[0] is not settings:
+            self._passed_on = settings, replace(settings, options=MappingProxyType(dict(self.chosen)))
+        return self._passed_on[1]
+
+    def resource_name(self, gpu: Gpu, settings: Settings) -> str | Declined | None:
+        """Ask whether the driver claims the GPU, and under which resource name."""
+        answer = self._call("gpuplug_resource_name", gpu=gpu, settings=self._settings(settings))
+        if answer is None or isinstance(answer, str):
+            return answer
+        if isinstance(answer, Declined):
+            if not _is_text(answer.reason):
+                raise DriverError(f"driver {self.name}: {shown(answer.reason)} is not text")
+            return answer
+        raise DriverError(
+            f"driver {self.name}: gpuplug_resource_name returned {type(answer).__name__}, not str"
+        )
+
+    def device_specs(self, gpu: Gpu, settings: Settings) -> tuple[DeviceSpec, ...]:
+        """Ask for the nodes; without an answer every DRM node of the GPU, ``rw``."""
+        specs = self._ask_for_each(
+            "gpuplug_device_specs", DeviceSpec, gpu=gpu, settings=self._settings(settings)
+        )
+        if specs is None:
+            return tuple(DeviceSpec(node.path, node.host_path) for node in gpu.nodes)
+        for spec in specs:
+            if spec.permissions not in _PERMISSIONS:
+                raise DriverError(f"driver {self.name}: {shown(spec.permissions)} is not a set of r, w and m")
+        self._check_paths([(spec.container_path, spec.host_path) for spec in specs])
+        return specs
+
+    def mounts(self, gpu: Gpu, settings: Settings) -> tuple[Mount, ...]:
+        """Ask for mounts; without an answer none."""
+        mounts = self._ask_for_each("gpuplug_mounts", Mount, gpu=gpu, settings=self._settings(settings)) or ()
+        self._check_paths([(mount.container_path, mount.host_path) for mount in mounts])
+        for mount in mounts:
+            if not _is_bool(mount.read_only):
+                raise DriverError(f"driver {self.name}: read_only is {shown(mount.read_only)}, not a bool")
+        return mounts
+
+    def envs(self, devices: Sequence[Device], settings: Settings) -> Mapping[str, str]:
+        """Ask for environment variables; without an answer none."""
+        answer = self._call("gpuplug_envs", devices=tuple(devices), settings=self._settings(settings))
+        if answer is None:
+            return {}
+        if not isinstance(answer, Mapping):
+            raise DriverError(
+                f"driver {self.name}: gpuplug_envs returned {type(answer).__name__}, not Mapping"
+            )
+        try:
+            envs: dict[Any, Any] = dict(answer)
+        except FAILURES as error:
+            raise DriverError(f"driver {self.name}: an answer raised {sentence(error)}") from error
+        for key, value in envs.items():
+            if not _is_text(key) or not _is_text(value):
+                raise DriverError(
+                    f"driver {self.name}: environment variable {shown(key)} is not text to text"
+                )
+            if not key or "=" in key:
+                raise DriverError(
+                    f"driver {self.name}: {shown(key)} is not a name of an environment variable"
+                )
+        return envs
+
+    def health(self, gpu: Gpu, settings: Settings) -> Verdict:
+        """Ask for the health; without an answer healthy while no node is missing."""
+        answer = self._ask("gpuplug_health", Verdict, gpu=gpu, settings=self._settings(settings))
+        if answer is not None:
+            if not _is_bool(answer.healthy) or not _is_text(answer.reason):
+                raise DriverError(f"driver {self.name}: {shown(answer)} is not a bool and a text")
+            return answer
+        if gpu.missing:
+            return Verdict(healthy=False, reason=f"/dev/dri lacks {', '.join(gpu.missing)}")
+        return HEALTHY
+
+    def _declared(self, hook: str, check: Callable[[str, str], str]) -> frozenset[str]:
+        """Ask once for paths; pluggy answers with a list of what each module said."""
+        said = self._ask(hook, list) or []
+        return frozenset(check(self.name, path) for some in said for path in _each(self.name, some, str))
+
+    def _declared_options(self) -> tuple[DriverOption, ...]:
+        said = self._ask("gpuplug_options", list) or []
+        options = tuple(option for some in said for option in _each(self.name, some, DriverOption))
+        names: set[str] = set()
+        for option in options:
+            try:
+                wrong = fault(option)
+            except FAILURES as error:
+                wrong = sentence(error)
+            if not wrong and option.name in names:
+                wrong = "its name is used twice"
+            if wrong:
+                raise DriverError(f"driver {self.name}: option {shown(option.name)}: {wrong}")
+            names.add(option.name)
+        return options
+
+    def _ask(self, hook: str, kind: type[T], **arguments: object) -> T | None:
+        answer = self._call(hook, **arguments)
+        if answer is None or isinstance(answer, kind):
+            return answer
+        raise DriverError(f"driver {self.name}: {hook} returned {type(answer).__name__}, not {kind.__name__}")
+
+    def _ask_for_each(self, hook: str, kind: type[T], **arguments: object) -> tuple[T, ...] | None:
+        answer = self._call(hook, **arguments)
+        return None if answer is None else _each(self.name, answer, kind)
+
+    def _call(self, hook: str, **arguments: object) -> Any:  # noqa: ANN401 - whatever the driver answers
+        try:
+            return getattr(self._hooks, hook)(**arguments)
+        except FAILURES as error:
+            raise DriverError(f"driver {self.name}: {hook} raised {sentence(error)}") from error
+
+    def _check_paths(self, pairs: Sequence[tuple[object, object]]) -> None:
+        for pair in pairs:
+            for path in pair:
+                if not _is_text(path) or not path.startswith("/"):
+                    raise DriverError(f"driver {self.name}: {shown(path)} is not an absolute path")
+
+
+def _called(module: object) -> str:
+    return str(getattr(module, "__name__", type(module).__name__))
+
+
+def _is_bool(value: object) -> bool:
+    """Tell whether it is what its annotation says: no driver is type-checked here."""
+    return isinstance(value, bool)
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """Tell whether the kubelet and the system take it as text: UTF-8 without a NUL."""
+    return isinstance(value, str) and "\0" not in value and value.encode(errors="ignore").decode() == value
+
+
+def _each(name: str, answer: Any, kind: type[T]) -> tuple[T, ...]:  # noqa: ANN401 - a driver's answer
+    if isinstance(answer, str):  # a text is iterable, and never meant to be
+        raise DriverError(f"driver {name}: {shown(answer)} is not a sequence of {kind.__name__}")
+    try:
+        items = tuple(answer)
+    except FAILURES as error:
+        raise DriverError(f"driver {name}: an answer raised {sentence(error)}") from error
+    for item in items:
+        if not isinstance(item, kind):
+            raise DriverError(f"driver {name}: {shown(item)} is not a {kind.__name__}")
+    return items
+
+
+def _attribute(name: str, path: str) -> str:
+    """Check a sysfs attribute's path or glob: below the bus device, or below /sys."""
+    below = path.removeprefix("/sys/")
+    if not below or below.startswith("/") or not _is_text(path) or ".." in path.split("/") or "**" in path:
+        raise DriverError(
+            f"driver {name}: {shown(path)} is not a path or glob below the GPU's bus device, or below /sys"
+        )
+    return path
+
+
+def _companion(name: str, path: str) -> str:
+    """Check a companion node's path: below /dev, outside /dev/dri, and no glob."""
+    parts = path.split("/")
+    normal = parts[:2] == ["", "dev"] and len(parts) > 2 and not {"", ".", ".."} & set(parts[2:])  # noqa: PLR2004
+    if not normal or parts[2] == "dri" or not _is_text(path) or set("*?[") & set(path):
+        raise DriverError(f"driver {name}: {shown(path)} is not a node's path in /dev, outside /dev/dri")
+    return path
