@@ -70,7 +70,8 @@ async def serve(
     kubelet = KubeletDirectory(settings.kubelet_dir, os.urandom(3).hex(), Latest(None))
     await _clean_up(settings.kubelet_dir)
     async with anyio.create_task_group() as tasks:
-        endpoints = Endpoints(tasks, kubelet, FreshAllocator(roots, loaded.drivers, settings))
+        allocate = FreshAllocator(roots, loaded.drivers, settings)
+        endpoints = Endpoints(tasks, kubelet, allocate, settings.allocation_policy)
         ticks = {Place(roots.dri): machine_ticks, Place(settings.kubelet_dir): kubelet.ticks}
         for path in loaded.companion_nodes:
             ticks[Place(f"{roots.prefix}{path}")] = machine_ticks

@@ -132,6 +132,8 @@ class RefusalCode(StrEnum):
     """Its address cannot be part of a Device id."""
     LIST_FULL = "list-full"
     """The kubelet's list has no room for it."""
+    DENIED = "denied"
+    """The operator left it out by its PCI device id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,22 +264,60 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """What the kubelet's list says of one GPU: all shares of it have this in common."""
+
+    stem: str
+    """The id of the first Device; the others add ``::1`` and so on."""
+    shares: int
+    healthy: bool
+    numa_node: int | None = None
+
+
+ALL: Final = DeviceId("all")
+"""The id of the one Device of a monitoring Resource."""
+
+
+@dataclass(frozen=True, slots=True)
 class Resource:
     """An extended resource name and the GPUs that are advertised under it."""
 
     name: ResourceName
     offers: tuple[Offer, ...] = ()
     """By GPU address."""
+    together: bool = False
+    """Whether it is a monitoring Resource: one Device, ``all``, that stands for all the GPUs."""
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield what the kubelet's list consists of.
+
+        A monitoring Resource has no NUMA node, and is healthy whatever its GPUs are: one that is
+        broken is worth watching most.
+        """
+        if self.together:
+            if self.offers:
+                yield Entry(ALL, 1, healthy=True)
+            return
+        for offer in self.offers:
+            yield Entry(offer.gpu.address, offer.shares, offer.verdict.healthy, offer.gpu.numa_node)
 
     def devices(self) -> Iterator[Device]:
         """Every Device, in the order of the list that the kubelet gets."""
+        if self.together:
+            yield from (Device(ALL, offer.gpu) for offer in self.offers[:1])
+            return
         for offer in self.offers:
             for id_ in offer.ids():
                 yield Device(id_, offer.gpu, offer.verdict.healthy)
 
     def __len__(self) -> int:
         """Count the Devices."""
-        return sum(offer.shares for offer in self.offers)
+        return sum(entry.shares for entry in self.entries())
+
+    @property
+    def healthy(self) -> int:
+        """How many of the Devices are healthy."""
+        return sum(entry.shares for entry in self.entries() if entry.healthy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +332,8 @@ class Judgement:
     """The kind of the reason."""
     problems: tuple[str, ...] = ()
     """Faults of Drivers that were met while it was decided."""
+    watched: Offer | None = None
+    """What the monitoring Resource gives of it, if there is one; a GPU that is left out may have that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +346,13 @@ class Inventory:
     """Every GPU that is not advertised, by address."""
     judgements: Mapping[str, Judgement] = field(default_factory=dict)
     """What was decided about each GPU that could be read, by address."""
+    monitoring: Mapping[ResourceName, Resource] = field(default_factory=dict)
+    """The monitoring Resources, by name; the GPUs in them are no further ones."""
+
+    @property
+    def served(self) -> Mapping[ResourceName, Resource]:
+        """All that the kubelet is told of."""
+        return {**self.resources, **self.monitoring}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpuplug.errors import SettingError
 from gpuplug.options import written
+from gpuplug.pciids import NO_IDS, PciIds, read_pci_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,6 +33,9 @@ NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 LOG_LEVELS: Final = ("trace", "debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
+POLICIES: Final = ("none", "balanced", "packed")
+BY_PATH: Final = ("single", "none", "all")
+MONITORING: Final = ("split", "single")
 
 _WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,30}", re.ASCII)
 _SECONDS: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -85,12 +89,34 @@ def _choice(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def _switch(text: str) -> bool:
+    """Read a boolean as Go's flags do (``strconv.ParseBool``)."""
+    if text.lower() not in _BOOLEANS:
+        raise ValueError("is not true or false")
+    return _BOOLEANS[text.lower()]
+
+
+_BOOLEANS: Final = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of one run, all valid."""
 
     shared_dev_num: int = 1
     """Devices that stand for one GPU; more than 1 lets containers share it."""
+    allocation_policy: str = "none"
+    """Which GPU the kubelet is advised to take a share of; one of ``POLICIES``."""
+    allow_ids: PciIds = NO_IDS
+    """Leave out every GPU with another id; empty allows all."""
+    deny_ids: PciIds = NO_IDS
+    """Leave out the GPUs with these ids."""
+    enable_monitoring: bool = False
+    """Whether there is a resource that gives one container all the GPUs of another resource."""
+    monitoring_mode: str = "split"
+    """``split``: ``<resource>_monitoring`` for each resource; ``single``: ``<domain>/monitoring``."""
+    bypath: str = "single"
+    """What containers get of /dev/dri/by-path: the links of their own GPUs, nothing, or the folder."""
     prefix: str = ""
     """A folder that stands for ``/`` when /sys and /dev are read; empty for the machine itself."""
     kubelet_dir: str = "/var/lib/kubelet/device-plugins"
@@ -117,6 +143,8 @@ class Option:
     help: str
     many: bool = False
     """Whether it may be given several times, as it may be with commas."""
+    bare: str | None = None
+    """What it means without a value; ``None`` if it needs one."""
 
     @property
     def field(self) -> str:
@@ -131,6 +159,34 @@ class Option:
 
 OPTIONS: Final = (
     Option("--shared-dev-num", "N", _shares, "containers that may share one GPU (no isolation between them)"),
+    Option(
+        "--allocation-policy",
+        "POLICY",
+        _choice(*POLICIES),
+        "which GPU to take a share of: none (near the container's others, then the emptiest),"
+        " balanced (the emptiest), packed (the fullest)",
+    ),
+    Option("--allow-ids", "IDS", read_pci_ids, "only GPUs with these PCI device ids, such as 0x56a0,0x56a1"),
+    Option("--deny-ids", "IDS", read_pci_ids, "no GPU with one of these PCI device ids"),
+    Option(
+        "--enable-monitoring",
+        "YES",
+        _switch,
+        "also serve a resource that gives one container all GPUs: <resource>_monitoring",
+        bare="true",
+    ),
+    Option(
+        "--monitoring-mode",
+        "MODE",
+        _choice(*MONITORING),
+        "split (<resource>_monitoring for each resource) or single (<domain>/monitoring for all of them)",
+    ),
+    Option(
+        "--bypath",
+        "MODE",
+        _choice(*BY_PATH),
+        "what containers get of /dev/dri/by-path: single (the links of their GPUs), none, all (the folder)",
+    ),
     Option("--prefix", "DIR", _prefix, "read DIR/sys and DIR/dev instead of /sys and /dev"),
     Option("--kubelet-dir", "DIR", _absolute, "the kubelet's device-plugins folder, with kubelet.sock"),
     Option("--resync", "SECONDS", _seconds, "time between two looks that no event asked for"),
@@ -166,7 +222,13 @@ def resolve(given: Mapping[str, str], environ: Mapping[str, str]) -> Settings:
             values[option.field] = option.parse(text)
         except ValueError as error:
             raise SettingError(f"{source}: {text!r} {error}") from None
-    return Settings(**values)
+    settings = Settings(**values)
+    if settings.allow_ids and settings.deny_ids:
+        named = origins(given, environ)
+        raise SettingError(
+            f"{named['allow_ids']} and {named['deny_ids']} exclude each other: give one of them"
+        )
+    return settings
 
 
 def origins(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -179,5 +241,6 @@ def origins(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, s
 
 
 def spelt(settings: Settings) -> str:
-    """Write the settings as options: what holds in the end, wherever each of them comes from."""
-    return " ".join(f"{option.flag}={written(getattr(settings, option.field))}" for option in OPTIONS)
+    """Write as options what differs from the defaults, wherever it comes from."""
+    texts = {option: written(getattr(settings, option.field)) for option in OPTIONS}
+    return " ".join(f"{option.flag}={text}" for option, text in texts.items() if text != default(option))

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuplug.core.allocation import NO_OPINION, answer, by_address, default_envs, preferred, resolve
+from gpuplug.core.allocation import NO_OPINION, POLICIES, answer, by_address, default_envs, preferred, resolve
 from gpuplug.core.identity import split_device_id
 from gpuplug.errors import UnavailableDeviceError, UnknownDeviceError
-from gpuplug.model import DeviceSpec, Mount, Resource, Verdict
-from tests.values import A, B, C, make_gpu, make_offer, make_resource
+from gpuplug.model import ALL, DeviceSpec, Mount, Resource, Verdict
+from tests.values import I915, A, B, C, make_gpu, make_offer, make_resource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,9 +42,13 @@ class Question:
     available: list[str]
     must_include: list[str]
     size: int
+    policy: str = "none"
 
     def answer(self) -> tuple[str, ...]:
-        return preferred(self.resource, self.available, self.must_include, self.size)
+        return preferred(self.resource, self.available, self.must_include, self.size, self.policy)
+
+
+policies = st.sampled_from(sorted(POLICIES))
 
 
 @st.composite
@@ -64,14 +68,16 @@ def sound_questions(draw: st.DrawFn) -> Question:
     resource = draw(resources())
     available = draw(st.lists(st.sampled_from(ids_of(resource)), unique=True, min_size=1))
     must = draw(st.lists(st.sampled_from(available), unique=True, max_size=3))
-    return Question(resource, available, must, draw(st.integers(max(1, len(must)), len(available))))
+    size = draw(st.integers(max(1, len(must)), len(available)))
+    return Question(resource, available, must, size, draw(policies))
 
 
 @st.composite
 def any_questions(draw: st.DrawFn) -> Question:
     resource = draw(resources())
     ids = st.sampled_from([*ids_of(resource), *FOREIGN]) | st.text(max_size=5)
-    return Question(resource, draw(st.lists(ids)), draw(st.lists(ids, max_size=3)), draw(st.integers(-2, 12)))
+    must = draw(st.lists(ids, max_size=3))
+    return Question(resource, draw(st.lists(ids)), must, draw(st.integers(-2, 12)), draw(policies))
 
 
 def ids_of(resource: Resource) -> list[str]:
@@ -98,7 +104,18 @@ def greedy(question: Question) -> list[str]:
         home = set(sorted(fitting, key=lambda n: (per_node[n], -1 if n is None else n))[:1])
     while len(chosen) < question.size:
         left = Counter(map(gpu_of, free))
-        best = min(left, key=lambda a: (taken[a], numa[a] not in home, -left[a], a))
+        ranks: dict[str, tuple[tuple[int | bool, ...], str]] = {
+            a: (
+                {
+                    "none": (taken[a], numa[a] not in home, -left[a]),
+                    "balanced": (taken[a], -left[a], numa[a] not in home),
+                    "packed": (not taken[a], left[a], numa[a] not in home),
+                }[question.policy],
+                a,
+            )
+            for a in left
+        }
+        best = min(left, key=ranks.__getitem__)
         share = min((split_device_id(id_) or ("", 0))[1] for id_ in free if gpu_of(id_) == best)
         id_ = f"{best}::{share}" if share else best
         free.remove(id_)
@@ -140,7 +157,7 @@ def test_the_order_of_a_question_and_repeated_ids_change_nothing(question: Quest
 def test_a_second_share_of_a_gpu_is_chosen_only_if_every_gpu_with_one_left_is_in_use(
     question: Question,
 ) -> None:
-    got = question.answer()
+    got = replace(question, policy="balanced" if question.policy == "packed" else question.policy).answer()
     taken = Counter(map(gpu_of, got))
     spare = {gpu_of(id_) for id_ in set(question.available) - set(got)}
     for id_ in got[len(question.must_include) :]:
@@ -189,6 +206,53 @@ def shared(*numa_nodes: int | None, shares: int = 10) -> Resource:
             for a, n in zip(addresses, numa_nodes, strict=True)
         )
     )
+
+
+def test_balanced_takes_the_emptiest_gpu_even_if_it_is_on_another_numa_node() -> None:
+    resource = shared(0, 0, 1, shares=4)
+    free = [id_ for id_ in ids_of(resource) if id_ not in {ADDRESSES[0], ADDRESSES[1]}]
+    assert [gpu_of(id_) for id_ in preferred(resource, free, [], 2, "none")] == ADDRESSES[:2]
+    assert [gpu_of(id_) for id_ in preferred(resource, free, [], 2, "balanced")] == [
+        ADDRESSES[2],
+        ADDRESSES[0],
+    ]
+
+
+def test_packed_fills_one_gpu_before_the_next_is_begun() -> None:
+    resource = shared(None, None, None, shares=4)
+    free = [id_ for id_ in ids_of(resource) if id_ != ADDRESSES[1]]
+    order = []
+    while free:
+        (id_,) = preferred(resource, free, [], 1, "packed")
+        order.append(gpu_of(id_))
+        free.remove(id_)
+    assert order == [ADDRESSES[1]] * 3 + [ADDRESSES[0]] * 4 + [ADDRESSES[2]] * 4
+
+
+def test_packed_stays_on_the_gpu_that_the_container_has_already() -> None:
+    resource = shared(None, None, shares=4)
+    held = f"{ADDRESSES[1]}::2"
+    assert {gpu_of(id_) for id_ in preferred(resource, ids_of(resource), [held], 3, "packed")} == {
+        ADDRESSES[1]
+    }
+
+
+def test_a_monitoring_resource_has_one_device_that_stands_for_all_its_gpus_in_whatever_state() -> None:
+    sick = make_offer(make_gpu(B), verdict=Verdict(healthy=False, reason="too hot"))
+    watched = Resource(I915, (make_offer(make_gpu(A)), sick), together=True)
+    assert [(device.id, device.healthy) for device in watched.devices()] == [(ALL, True)]
+    assert (len(watched), watched.healthy) == (1, 1)
+    assert [offer.gpu.address for _, offer in resolve(watched, [ALL])] == [A, B]
+    assert preferred(watched, [ALL], [], 1) == (ALL,)
+    assert len(Resource(I915, together=True)) == 0
+    assert list(Resource(I915, together=True).devices()) == []
+
+
+@pytest.mark.parametrize("offers", [(), (make_offer(make_gpu(A)),)])
+def test_a_monitoring_resource_has_no_other_device(offers: tuple[Offer, ...]) -> None:
+    watched = Resource(I915, offers, together=True)
+    with pytest.raises(UnknownDeviceError, match=f"{I915} has no device {A if offers else ALL}"):
+        resolve(watched, [A] if offers else [ALL])
 
 
 @pytest.mark.parametrize(("size", "gpus"), [(1, 1), (2, 2), (3, 2), (5, 2)])

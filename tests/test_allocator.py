@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -31,6 +32,7 @@ class Driver:
         self.healthy = True
         self.fails_at = ""
         self.gives_nodes = True
+        self.mounted = ""
         self.asked: list[str] = []
 
     def _called(self, hook: str) -> None:
@@ -50,6 +52,8 @@ class Driver:
     @hookimpl
     def gpuplug_mounts(self, gpu: Gpu) -> list[Mount]:
         self._called("mounts")
+        if self.mounted:
+            return [Mount(self.mounted, self.mounted)]
         return [Mount(f"/run/{node.name}", f"/run/{node.name}") for node in gpu.nodes if node.is_render]
 
     @hookimpl
@@ -72,10 +76,17 @@ class Node:
         self.settings = Settings(shared_dev_num=3)
         self.allocate = FreshAllocator(self.roots, loaded.drivers, self.settings)
 
-    async def resource(self, name: str = I915) -> Resource:
+    def settle(self, **changed: Any) -> None:
+        """Go on with other settings."""
+        self.settings = replace(self.settings, **changed)
+        self.allocate = FreshAllocator(self.roots, self.loaded.drivers, self.settings)
+
+    async def inventory(self) -> Inventory:
         snapshot = await anyio.to_thread.run_sync(scan, self.roots)
-        inventory = build(snapshot, self.loaded.drivers, self.settings, Inventory())
-        return inventory.resources[ResourceName(name)]
+        return build(snapshot, self.loaded.drivers, self.settings, Inventory())
+
+    async def resource(self, name: str = I915) -> Resource:
+        return (await self.inventory()).resources[ResourceName(name)]
 
 
 @pytest.fixture
@@ -118,6 +129,81 @@ async def test_a_container_gets_the_nodes_mounts_and_variables_of_its_gpu(
         "HOW_MANY": "1",
     }
     assert spent(driver) == ["envs"], "nothing was decided again, since nothing has changed"
+
+
+def link(machine: Machine, name: str, target: str) -> str:
+    """Make a link as udev does; return its path in a container."""
+    folder = machine.dri / "by-path"
+    folder.mkdir(exist_ok=True)
+    (folder / name).symlink_to(target)
+    return f"/dev/dri/by-path/{name}"
+
+
+@pytest.fixture
+def links(machine: Machine) -> list[str]:
+    """Make the links of both GPUs, and some that are none; return those of the first one."""
+    for name, target in (
+        (f"pci-{B}-card", "../card1"),
+        (f"pci-{B}-render", "../renderD129"),
+        ("pci-lost", "../renderD7"),
+        ("pci-out", "/etc/passwd"),
+        ("pci-\udcff", "../card0"),
+    ):
+        link(machine, name, target)
+    (machine.dri / "by-path/file").touch()
+    return [
+        link(machine, f"pci-{A}-{kind}", f"../{name}")
+        for kind, name in (("card", "card0"), ("render", "renderD128"))
+    ]
+
+
+async def test_by_default_a_container_gets_the_by_path_links_of_its_own_gpu(
+    node: Node, listed: Resource, links: list[str], machine: Machine
+) -> None:
+    given = await node.allocate(listed, [A])
+    assert given.mounts[1:] == tuple(Mount(path, f"{machine.root}{path}") for path in links)
+
+
+async def test_all_of_by_path_is_the_folder_and_none_is_nothing(
+    node: Node, listed: Resource, links: list[str], machine: Machine
+) -> None:
+    del links
+    folder = Mount("/dev/dri/by-path", f"{machine.root}/dev/dri/by-path")
+    for mode, mounts in (("all", (folder,)), ("none", ())):
+        node.settle(bypath=mode)
+        assert (await node.allocate(listed, [A])).mounts[1:] == mounts
+
+
+@pytest.mark.parametrize("mode", ["all", "single"])
+async def test_without_the_folder_there_is_nothing_of_by_path(
+    node: Node, listed: Resource, mode: str
+) -> None:
+    node.settle(bypath=mode)
+    assert len((await node.allocate(listed, [A])).mounts) == 1
+
+
+async def test_a_link_that_the_driver_mounts_itself_is_mounted_once(
+    node: Node, driver: Driver, links: list[str]
+) -> None:
+    driver.mounted = links[0]
+    given = await node.allocate(await node.resource(), [A])
+    assert [mount.container_path for mount in given.mounts] == links
+
+
+async def test_whoever_watches_all_gpus_gets_those_that_are_there_in_whatever_state(
+    node: Node, driver: Driver, machine: Machine
+) -> None:
+    node.settle(enable_monitoring=True)
+    driver.healthy = False
+    watched = (await node.inventory()).monitoring[ResourceName(f"{I915}_monitoring")]
+    assert (await node.allocate(watched, ["all"])).envs["GPUPLUG_GPUS"] == f"{A},{B}"
+    machine.remove_gpu(A)
+    given = await node.allocate(watched, ["all"])
+    assert [spec.container_path for spec in given.specs] == ["/dev/dri/card1", "/dev/dri/renderD129"]
+    assert given.envs["GPUPLUG_GPUS"] == B
+    machine.remove_gpu(B)
+    with pytest.raises(UnavailableDeviceError, match="device all: the GPU is gone"):
+        await node.allocate(watched, ["all"])
 
 
 async def test_two_gpus_and_two_shares_of_one_are_one_union_in_the_order_asked(

@@ -14,6 +14,7 @@ from gpuplug.model import (
     PciDisplay,
     RefusalCode,
     Rejected,
+    Resource,
     Surroundings,
     Verdict,
 )
@@ -56,6 +57,18 @@ def test_no_line_is_said_twice_and_each_names_what_it_is_about(old: Inventory, n
     assert len(lines) == len(set(lines))
     assert all(line.text.startswith((A, B, "card0", "driver a")) for line in lines)
     assert set(changes(None, new)) - set(changes(None, old)) <= set(lines)
+
+
+def test_a_monitoring_resource_is_said_with_its_gpus_when_their_number_changes() -> None:
+    def watching(*addresses: str) -> Inventory:
+        offers = tuple(make_offer(make_gpu(address)) for address in addresses)
+        return Inventory(monitoring={I915: Resource(I915, offers, together=True)} if offers else {})
+
+    text = "gpu.intel.com/i915: advertised, for monitoring: it gives"
+    assert Line("INFO", f"{text} 1 GPU") in changes(None, watching(A))
+    assert changes(watching(A), watching(A, B)) == (Line("INFO", f"{text} 2 GPUs"),)
+    assert changes(watching(A), watching(B)) == ()
+    assert changes(watching(A), watching()) == (Line("INFO", "gpu.intel.com/i915: gone"),)
 
 
 def test_a_gpu_is_named_with_address_driver_ids_and_nodes() -> None:

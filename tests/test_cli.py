@@ -57,8 +57,13 @@ def test_a_bad_number_of_shares_is_named(capsys: pytest.CaptureFixture[str], val
         (["serve", "--shared-dev"], "unknown option or argument: '--shared-dev'"),
         (["--bogus"], "unknown option or argument: '--bogus'"),
         (["-bogus=3"], "unknown option or argument: '--bogus=3'"),
-        (["-health-management"], "unknown option or argument: '--health-management'"),
-        (["-v=4"], "unknown option or argument: '-v=4'"),
+        (["-v=x"], "-v: 'x' is not a whole number"),
+        (["inspect", "-health-management"], "unknown option or argument: '--health-management'"),
+        (["-allow-ids", "0x56a0,dg2"], "--allow-ids: '0x56a0,dg2' has 'dg2', which is no PCI device id"),
+        (["-allow-ids=0x56a0", "-deny-ids=0x56a1"], "--allow-ids and --deny-ids exclude each other"),
+        (["-enable-monitoring=maybe"], "--enable-monitoring: 'maybe' is not true or false"),
+        (["-allocation-policy=best"], "--allocation-policy: 'best' is not one of none, balanced, packed"),
+        (["-bypath"], "argument --bypath: expected one argument"),
         (["nosuch"], "argument COMMAND: invalid choice: 'nosuch'"),
         (["serv"], "argument COMMAND: invalid choice: 'serv'"),
         ([""], "argument COMMAND: invalid choice: ''"),
@@ -87,7 +92,9 @@ def test_what_cannot_be_understood_is_one_line_and_exit_2(
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.variable)
 def test_a_bad_variable_is_named(capsys: pytest.CaptureFixture[str], option: object) -> None:
     variable = getattr(option, "variable", "")
-    assert refused(capsys, "serve", **{variable: "bad"}).startswith(f"{variable}: 'bad' is not ")
+    assert refused(capsys, "serve", **{variable: "bad"}).startswith(
+        (f"{variable}: 'bad' is not ", f"{variable}: 'bad' has 'bad', ")
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,6 +106,8 @@ def test_a_bad_variable_is_named(capsys: pytest.CaptureFixture[str], option: obj
         ["-kubelet-dir={}"],
         ["-kubelet-dir", "{}"],
         ["-shared-dev-num=10", "-kubelet-dir={}", "-prefix", ""],
+        ["-v=4", "-enable-monitoring", "-allocation-policy=packed", "-bypath=all", "-kubelet-dir={}"],
+        ["-v", "2", "-logtostderr", "-health-management=true", "-temp-limit", "90", "-kubelet-dir={}"],
     ],
 )
 def test_arguments_are_taken_with_one_dash_and_without_a_command_too(

@@ -31,7 +31,7 @@ from gpuplug.observe.document import Details, document
 from gpuplug.observe.refusals import ALL_MODULES
 from gpuplug.observe.report import DriverReport, ServingState
 from gpuplug.plugins.loader import BrokenDriver, Loaded
-from gpuplug.settings import Settings
+from gpuplug.settings import Settings, spelt
 from gpuplug.testing import Lie, Machine, break_node
 from gpuplug.testing.lies import put_fifo
 from tests.machines.layouts import INTEL, LAYOUTS, PCI_IDS, Layout, build
@@ -177,8 +177,7 @@ def test_each_command_on_the_page_prints_what_the_page_says(
     report, text, _ = seen(name)
     assert code in codes(report)
     assert command[:2] == ["gpuplug", "inspect"]
-    shares = layout.settings.shared_dev_num
-    assert command[2:] == ([] if shares == 1 else ["--shared-dev-num", str(shares)])
+    assert command[2:] == spelt(layout.settings).replace("=", " ").split()
     if layout.loaded is INTEL and layout.snapshot:  # the packages that are installed here
         machine = Machine(short_path, nodes="links")
         build(layout, machine)

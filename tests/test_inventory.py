@@ -26,6 +26,7 @@ from gpuplug.model import (
     Snapshot,
     Verdict,
 )
+from gpuplug.pciids import read_pci_ids
 from gpuplug.settings import MAX_GPUS, MAX_SHARES, Settings
 from tests.values import I915, XE, A, B, C, make_gpu, make_resource
 
@@ -255,6 +256,76 @@ def test_a_physical_function_is_left_out_while_it_has_virtual_functions_and_come
     assert with_vfs.rejected == (Rejected(A, reason),)
     after = build(Snapshot((make_gpu(A),)), [intel()], ONE, with_vfs)
     assert [offer.gpu.address for offer in after.resources[I915].offers] == [A]
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpu", "reason"),
+    [
+        (Settings(deny_ids=read_pci_ids("0x56a0")), make_gpu(A), "--deny-ids has its PCI device id 0x56a0"),
+        (
+            Settings(allow_ids=read_pci_ids("0x56a1")),
+            make_gpu(A),
+            "--allow-ids does not have its PCI device id 0x56a0",
+        ),
+        (
+            Settings(allow_ids=read_pci_ids("0x56a1")),
+            replace(make_gpu(A), vendor=None, device=None),
+            "--allow-ids is given, and it has no PCI device id",
+        ),
+    ],
+)
+def test_a_gpu_is_left_out_by_its_id_and_watched_no_more(settings: Settings, gpu: Gpu, reason: str) -> None:
+    inventory = build_from(gpu, settings=replace(settings, enable_monitoring=True))
+    assert inventory.rejected == (Rejected(A, reason),)
+    assert inventory.rejected[0].code is RefusalCode.DENIED
+    assert inventory.served == {}
+
+
+def test_a_gpu_whose_id_is_allowed_or_not_denied_is_offered() -> None:
+    for settings in (
+        Settings(allow_ids=read_pci_ids("8086:56a0")),
+        Settings(deny_ids=read_pci_ids("0x56a1")),
+    ):
+        assert len(build_from(make_gpu(A), settings=settings).resources[I915]) == 1
+
+
+def test_without_being_asked_for_nothing_is_monitored() -> None:
+    assert build_from(make_gpu(A)).monitoring == {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "names"),
+    [
+        ("split", {"gpu.intel.com/i915_monitoring": [A, C], "gpu.intel.com/xe_monitoring": [B]}),
+        ("single", {"gpu.intel.com/monitoring": [A, B, C]}),
+    ],
+)
+def test_a_monitoring_resource_gives_all_gpus_of_a_resource_or_of_a_domain(
+    mode: str, names: dict[str, list[str]]
+) -> None:
+    settings = Settings(shared_dev_num=10, enable_monitoring=True, monitoring_mode=mode)
+    gpus = make_gpu(A), make_gpu(B, driver="xe"), make_gpu(C), make_gpu("amd", driver="amdgpu")
+    inventory = build_from(*gpus, settings=settings)
+    assert {n: [o.gpu.address for o in r.offers] for n, r in inventory.monitoring.items()} == names
+    assert all(len(resource) == 1 for resource in inventory.monitoring.values())
+    assert inventory.served == {**inventory.resources, **inventory.monitoring}
+
+
+def test_a_physical_function_in_use_is_watched_though_it_is_left_out() -> None:
+    physical = replace(make_gpu(A), virtual_functions=2)
+    inventory = build_from(physical, make_gpu(B), settings=Settings(enable_monitoring=True))
+    assert [offer.gpu.address for offer in inventory.resources[I915].offers] == [B]
+    (watched,) = inventory.monitoring.values()
+    assert [offer.gpu.address for offer in watched.offers] == [A, B]
+
+
+def test_no_monitoring_resource_takes_the_name_of_another_one_or_a_name_that_is_none() -> None:
+    long = f"a.com/{'x' * 60}"
+    driver = FakeDriver("intel", {"i915": I915, "xe": f"{I915}_monitoring", "amdgpu": long})
+    gpus = make_gpu(A), make_gpu(B, driver="xe"), make_gpu(C, driver="amdgpu")
+    inventory = build_from(*gpus, drivers=[driver], settings=Settings(enable_monitoring=True))
+    assert list(inventory.resources) == [long, I915, f"{I915}_monitoring"]
+    assert list(inventory.monitoring) == [f"{I915}_monitoring_monitoring"]
 
 
 def test_every_reason_has_its_kind() -> None:

@@ -240,6 +240,7 @@ GIVEN_BY_THE_CORE = [
     RefusalCode.DRIVER_FAILED,
     RefusalCode.BAD_ADDRESS,
     RefusalCode.LIST_FULL,
+    RefusalCode.DENIED,
 ]
 
 
@@ -291,6 +292,17 @@ def test_dev_dxg_stands_for_the_gpu_where_the_pci_bus_does_not_show_it() -> None
     bound = PciDisplay(A, 0x1414, 0x8E, kernel_driver="dxgkrnl")
     (gpu,) = build_report(Inventory(), DRIVERS, Surroundings((bound,), dxg=True)).gpus
     assert (gpu.address, gpu.refusal) == (A, WSL)
+
+
+def test_a_monitoring_resource_counts_as_one_device_and_its_gpus_are_there_once() -> None:
+    settings = Settings(shared_dev_num=3, enable_monitoring=True)
+    inventory = build(Snapshot((make_gpu(A), make_gpu(B))), INTEL.drivers, settings, Inventory())
+    report = build_report(inventory, DRIVERS, Surroundings())
+    assert [(r.name, r.gpus, r.devices, r.healthy) for r in report.resources] == [
+        (I915, 2, 6, 6),
+        (f"{I915}_monitoring", 2, 1, 1),
+    ]
+    assert [gpu.address for gpu in report.gpus] == [A, B]
 
 
 # SR-IOV

@@ -108,12 +108,15 @@ def test_the_process_says_what_it_sees_and_ends_with_0_when_told_to(
 ) -> None:
     command = [sys.executable, "-m", "gpuplug", "-kubelet-dir", str(kubelet_dir), f"-prefix={machine.root}"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        first = next(process.stderr)
-        assert f" serve --shared-dev-num=1 --prefix={machine.root} --kubelet-dir={kubelet_dir} " in first
-        for line in process.stderr:
-            if "no GPU" in line:
-                break
-        process.send_signal(number)
-        assert process.wait(10) == 0
+        try:
+            assert process.stderr is not None
+            first = next(process.stderr)
+            assert first.endswith(f" serve --prefix={machine.root} --kubelet-dir={kubelet_dir}\n")
+            for line in process.stderr:
+                if "no GPU" in line:
+                    break
+            process.send_signal(number)
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
     assert list(kubelet_dir.iterdir()) == []

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gpuplug.core.identity import MAX_DEVICE_ID, device_id
 from gpuplug.core.sizes import LIST_LIMIT, offer_size
 from gpuplug.errors import SettingError
+from gpuplug.pciids import PciIds
 from gpuplug.settings import (
     LOG_FORMATS,
     LOG_LEVELS,
@@ -63,6 +64,13 @@ def test_a_default_written_out_gives_the_default() -> None:
         ("resync", "86400", 86400.0),
         ("log_level", "DEBUG", "debug"),
         ("log_format", "JSON", "json"),
+        ("allocation_policy", "Packed", "packed"),
+        ("enable_monitoring", "T", True),
+        ("enable_monitoring", "0", False),
+        ("monitoring_mode", "single", "single"),
+        ("bypath", "all", "all"),
+        ("allow_ids", "0x56A0", PciIds(((None, 0x56A0),))),
+        ("deny_ids", " 56a0, 8086:0x56a0,,0x56a0", PciIds(((None, 0x56A0), (0x8086, 0x56A0)))),
     ],
 )
 def test_an_option_and_its_variable_are_read_alike(field: str, text: str, value: object) -> None:

@@ -18,6 +18,7 @@ from grpclib.server import Server
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gpuplug.core.sizes import list_size
 from gpuplug.errors import WireError
 from gpuplug.kubelet import v1beta1, wire
 from gpuplug.kubelet.v1beta1 import (
@@ -382,21 +383,30 @@ def test_a_list_has_the_bytes_that_betterproto2_gives_it() -> None:
     assert decode(encode_list(resource).data, ListAndWatchResponse) == ours
 
 
+def test_a_monitoring_resource_is_one_healthy_device_without_numa_node() -> None:
+    sick = replace(offer("a"), verdict=Verdict(healthy=False, reason="wedged"))
+    watched = Resource(RESOURCE, (sick, offer("b")), together=True)
+    (device,) = decode(encode_list(watched).data, ListAndWatchResponse).devices
+    assert (device.id, device.health, device.topology) == ("all", "Healthy", None)
+    assert encode_list(replace(watched, offers=())) == Encoded(b"")
+    assert list_size(watched) == len(encode_list(watched).data)
+
+
 def test_an_empty_list_is_an_empty_message() -> None:
     assert encode_list(Resource(RESOURCE)) == Encoded(b"")
 
 
 def test_a_change_of_one_gpu_encodes_one_gpu() -> None:
     resource = Resource(RESOURCE, tuple(offer(f"0000:{bus:02x}:00.0", 100) for bus in range(128)))
-    wire._encode_offer.cache_clear()
+    wire._encode_entry.cache_clear()
     encode_list(resource)
-    before = wire._encode_offer.cache_info().misses
+    before = wire._encode_entry.cache_info().misses
 
     sick = replace(resource.offers[5], verdict=Verdict(healthy=False, reason="wedged"))
     changed = replace(resource, offers=(*resource.offers[:5], sick, *resource.offers[6:]))
     encoded = encode_list(changed)
 
-    assert wire._encode_offer.cache_info().misses - before == 1
+    assert wire._encode_entry.cache_info().misses - before == 1
     assert b"".join(encoded.data.split(b"Unhealthy")).count(b"Healthy") == 127 * 100
 
 

@@ -10,6 +10,7 @@ from loguru import logger
 
 from gpuplug import app, log
 from gpuplug.commands.folders import check_folder
+from gpuplug.commands.intel import IGNORED, with_log_level
 from gpuplug.commands.prepare import prepared
 from gpuplug.commands.signals import StopSignals
 from gpuplug.core.identity import MAX_SOCKET_PATH, socket_name, socket_room
@@ -30,14 +31,20 @@ def run(given: Mapping[str, Any], environ: Mapping[str, str]) -> int:
 
     :raises SettingError: for an option, variable or folder that cannot be used.
     """
+    given = with_log_level(given)
     settings, loaded = prepared(given, environ)
     check_folders(settings, origins(given, environ))
     log.set_up(settings.log_level, settings.log_format)
-    logger.info(
-        "gpuplug {} serve {}",
+    started = (
+        "gpuplug",
         importlib.metadata.version("gpuplug"),
-        " ".join(filter(None, (spelt(settings), spelt_options(loaded)))),
+        "serve",
+        spelt(settings),
+        spelt_options(loaded),
     )
+    logger.info("{}", " ".join(filter(None, started)))
+    for flag in given.get("ignored", ()):
+        logger.warning("{} has no effect: {}", flag, IGNORED[flag])
     signals = StopSignals()
     anyio.run(_until_told_to_stop, settings, loaded, signals)
     signals.no_more()

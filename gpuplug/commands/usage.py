@@ -10,14 +10,26 @@ import importlib.metadata
 import shutil
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from gpuplug.commands.intel import IGNORED, VERBOSITY
 from gpuplug.errors import SettingError
 from gpuplug.settings import OPTIONS, default
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+INSPECTED: Final = (
+    "--shared-dev-num",
+    "--allow-ids",
+    "--deny-ids",
+    "--enable-monitoring",
+    "--monitoring-mode",
+    "--prefix",
+    "--driver",
+    "--no-driver",
+)
+"""The options of ``serve`` that decide what is advertised, and so what ``inspect`` shows."""
 _NARROWEST: Final = 30
 """Columns below which a text is not broken any further."""
 
@@ -114,12 +126,14 @@ def add_settings(parser: argparse.ArgumentParser, flags: Collection[str] = ()) -
         if flags and option.flag not in flags:
             continue
         text = f"{option.help} (default: {default(option) or 'none'}; {option.variable})"
+        bare: dict[str, Any] = {} if option.bare is None else {"nargs": "?", "const": option.bare}
         parser.add_argument(
             option.flag,
             metavar=option.metavar,
             default=argparse.SUPPRESS,
             help=text.replace("%", "%%"),
             action=_Joined if option.many else "store",
+            **bare,
         )
 
 
@@ -133,6 +147,26 @@ class _Joined(argparse.Action):
         del parser, option_string
         before = getattr(namespace, self.dest, None)
         setattr(namespace, self.dest, values if before is None else f"{before},{values}")
+
+
+class _Ignored(argparse.Action):
+    """Note that an option was given, with or without a value."""
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: object, option_string: str | None = None
+    ) -> None:
+        """Add the option to those that are ignored."""
+        del parser, values
+        namespace.ignored = [*getattr(namespace, "ignored", []), option_string]
+
+
+def _serve(parser: argparse.ArgumentParser) -> None:
+    """Add all options, and what Intel's plugin takes besides, of which the help does not tell."""
+    add_settings(parser)
+    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    parser.add_argument("-v", "--v", dest=VERBOSITY, metavar="N", **hidden)
+    for flag in IGNORED:
+        parser.add_argument(flag, nargs="?", dest="ignored", action=_Ignored, **hidden)
 
 
 def add_drivers(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +188,7 @@ def add_drivers(parser: argparse.ArgumentParser) -> None:
 
 
 def _inspect(parser: argparse.ArgumentParser) -> None:
-    add_settings(parser, ("--shared-dev-num", "--prefix", "--driver", "--no-driver"))
+    add_settings(parser, INSPECTED)
     parser.add_argument("--json", action="store_true", help="print JSON (schema: gpuplug/observe/README.md)")
 
 
@@ -169,11 +203,15 @@ def _demo(parser: argparse.ArgumentParser) -> None:
 COMMANDS: Final[Mapping[str, Command]] = {
     "serve": Command(
         "serve the node's GPUs to the kubelet (the command of the DaemonSet)",
-        add_settings,
+        _serve,
         (
             ("gpuplug serve", "every GPU as one device"),
             ("gpuplug serve --shared-dev-num 4", "every GPU for up to four containers at a time"),
             ("gpuplug serve --prefix /host", "in a container that has the node's / mounted at /host"),
+            (
+                "gpuplug serve --deny-ids 0x4680 --allocation-policy packed",
+                "leave one kind of GPU out, fill the others",
+            ),
             ("gpuplug -shared-dev-num=4", "the same as the second, as Intel's GPU plugin spells it"),
         ),
         ((0, "SIGTERM or SIGINT has ended it in order"), (1, "it failed")),

@@ -7,15 +7,16 @@ and may ask again for the same Devices at any time.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING, Final
 
 from gpuplug.core.identity import split_device_id
 from gpuplug.errors import UnavailableDeviceError, UnknownDeviceError
-from gpuplug.model import Allocation, Device, DeviceId, Offer
+from gpuplug.model import ALL, Allocation, Device, DeviceId, Offer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from gpuplug.model import DeviceSpec, Mount, Resource
 
@@ -34,6 +35,8 @@ def resolve(resource: Resource, ids: Iterable[str]) -> tuple[tuple[Device, Offer
     :raises UnknownDeviceError: for an id that this Resource does not have.
     :raises UnavailableDeviceError: for a Device that is Unhealthy.
     """
+    if resource.together:
+        return _all_together(resource, ids)
     offers = by_address(resource)
     found: dict[str, tuple[Device, Offer]] = {}
     for id_ in ids:
@@ -45,6 +48,14 @@ def resolve(resource: Resource, ids: Iterable[str]) -> tuple[tuple[Device, Offer
             raise UnavailableDeviceError(f"device {id_} is unhealthy: {offer.verdict.reason}")
         found[id_] = Device(DeviceId(id_), offer.gpu), offer
     return tuple(found.values())
+
+
+def _all_together(resource: Resource, ids: Iterable[str]) -> tuple[tuple[Device, Offer], ...]:
+    """Find what the one Device of a monitoring Resource stands for: all its GPUs, broken ones too."""
+    unknown = next((id_ for id_ in ids if id_ != ALL or not resource.offers), None)
+    if unknown is not None:
+        raise UnknownDeviceError(f"{resource.name} has no device {unknown}")
+    return tuple((Device(ALL, offer.gpu), offer) for offer in resource.offers)
 
 
 def answer(offers: Sequence[Offer], envs: Mapping[str, str]) -> Allocation:
@@ -72,14 +83,37 @@ def default_envs(offers: Sequence[Offer]) -> dict[str, str]:
     return {"GPUPLUG_GPUS": ",".join(addresses), "GPUPLUG_RENDER_NODES": ",".join(renders)}
 
 
+Rank = Callable[[int, bool, int], tuple[int, ...]]
+"""How good a GPU is to take the next share of, the lowest first: given how many the container has of
+it, whether it is away from the NUMA nodes to stay on, and how many of its shares are free."""
+
+POLICIES: Final[Mapping[str, Rank]] = {
+    "none": lambda held, away, free: (held, away, -free),
+    "balanced": lambda held, away, free: (held, -free, away),
+    "packed": lambda held, away, free: (held == 0, free, away),
+}
+"""What ``--allocation-policy`` makes of it; where two GPUs are equal, the lower address has it."""
+
+
 def preferred(
-    resource: Resource, available: Sequence[str], must_include: Sequence[str], size: int
+    resource: Resource,
+    available: Sequence[str],
+    must_include: Sequence[str],
+    size: int,
+    policy: str = "none",
 ) -> tuple[DeviceId, ...]:
     """Choose ``size`` Devices of those available, or leave it to the kubelet (an empty answer).
 
-    ``must_include`` comes first. Then distinct GPUs before a second share of one; GPUs of
-    one NUMA node before others; the GPU with the most shares free; the lowest address. The
-    same question always gets the same answer, and no question gets an error.
+    ``must_include`` comes first. Then, by policy:
+
+    - ``none``: distinct GPUs before a second share of one; GPUs of one NUMA node before
+      others; the GPU with the most shares free.
+    - ``balanced``: distinct GPUs; the one with the most shares free; the NUMA node.
+    - ``packed``: GPUs that the container has already; the one with the fewest shares free, so
+      that one GPU is full before the next is begun; the NUMA node.
+
+    Then the lowest address. The same question always gets the same answer, and no question
+    gets an error.
     """
     free = sorted(set(available))
     must = sorted(set(must_include))
@@ -97,16 +131,19 @@ def preferred(
     for id_ in must:
         gpus[_address(id_)].remove(id_)
     home = _home(gpus, numa, taken, size - len(chosen))
+    rank = POLICIES[policy]
     # One entry per GPU with a share free, the best one on top.
-    heap = [(taken[a], numa[a] not in home, -len(ids), a) for a, ids in gpus.items() if ids]
+    heap = [(rank(taken[a], numa[a] not in home, len(ids)), a) for a, ids in gpus.items() if ids]
     heapify(heap)
     while len(chosen) < size:
-        held, away, left, address = heap[0]
-        chosen.append(gpus[address][left])
-        if left == -1:
-            heappop(heap)
+        address = heap[0][1]
+        chosen.append(gpus[address].pop(0))
+        taken[address] += 1
+        left = len(gpus[address])
+        if left:
+            heapreplace(heap, (rank(taken[address], numa[address] not in home, left), address))
         else:
-            heapreplace(heap, (held + 1, away, left + 1, address))
+            heappop(heap)
     return tuple(DeviceId(id_) for id_ in chosen)
 
 

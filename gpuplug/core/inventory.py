@@ -26,7 +26,7 @@ from gpuplug.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from gpuplug.model import Device, DeviceSpec, Gpu, Mount, Verdict
     from gpuplug.settings import Settings
@@ -122,11 +122,35 @@ def build(snapshot: Snapshot, drivers: Sequence[Driver], settings: Settings, kno
             continue
         room[judgement.resource] = left
         offers.setdefault(judgement.resource, []).append(judgement.offer)
+    resources = {name: Resource(name, tuple(offers[name])) for name in sorted(offers)}
     return Inventory(
-        resources={name: Resource(name, tuple(offers[name])) for name in sorted(offers)},
+        resources=resources,
         rejected=tuple(sorted(rejected, key=lambda r: r.address)),
         judgements=judgements,
+        monitoring=_monitoring(judgements.values(), settings, resources)
+        if settings.enable_monitoring
+        else {},
     )
+
+
+def _monitoring(
+    judgements: Iterable[Judgement], settings: Settings, taken: Container[str]
+) -> dict[ResourceName, Resource]:
+    """Gather what is watched: one Resource with one Device for all GPUs of a resource, or of a vendor."""
+    watched: dict[ResourceName, list[Offer]] = {}
+    for judgement in judgements:
+        if judgement.watched is not None and judgement.resource is not None:
+            name = monitoring_name(judgement.resource, settings)
+            if name is not None and name not in taken:
+                watched.setdefault(name, []).append(judgement.watched)
+    return {name: Resource(name, tuple(watched[name]), together=True) for name in sorted(watched)}
+
+
+def monitoring_name(name: str, settings: Settings) -> ResourceName | None:
+    """Give the monitoring Resource that belongs to a resource; ``None`` where it would be no valid name."""
+    domain = name.partition("/")[0]
+    found = f"{domain}/monitoring" if settings.monitoring_mode == "single" else f"{name}_monitoring"
+    return ResourceName(found) if is_resource_name(found) else None
 
 
 def _size(offer: Offer) -> int:
@@ -177,15 +201,9 @@ def judge(gpu: Gpu, drivers: Sequence[Driver], settings: Settings) -> Judgement:
 
 
 def _offer(gpu: Gpu, driver: Driver, name: str, settings: Settings, problems: list[str]) -> Judgement:
-    if gpu.virtual_functions:
-        # It keeps a few MB of memory for itself then; what can be used is in the virtual functions.
-        vfs = f"{gpu.virtual_functions} virtual functions turned on"
-        return Judgement(
-            gpu,
-            reason=f"it is an SR-IOV physical function with {vfs}",
-            code=RefusalCode.SRIOV_PF,
-            problems=tuple(problems),
-        )
+    left_out = _left_out(gpu, settings)
+    if left_out is not None and not (left_out.code is RefusalCode.SRIOV_PF and settings.enable_monitoring):
+        return replace(left_out, problems=tuple(problems))
     shares = settings.shared_dev_num
     try:
         specs = driver.device_specs(gpu, settings)
@@ -204,7 +222,27 @@ def _offer(gpu: Gpu, driver: Driver, name: str, settings: Settings, problems: li
         code = RefusalCode.BAD_ADDRESS
     if reason is not None:
         return Judgement(gpu, reason=reason, code=code, problems=tuple(problems))
-    return Judgement(gpu, ResourceName(name), offer, problems=tuple(problems))
+    resource, watched = ResourceName(name), offer if settings.enable_monitoring else None
+    if left_out is not None:
+        return replace(left_out, resource=resource, problems=tuple(problems), watched=watched)
+    return Judgement(gpu, resource, offer, problems=tuple(problems), watched=watched)
+
+
+def _left_out(gpu: Gpu, settings: Settings) -> Judgement | None:
+    """Say why the GPU is left out whatever its Driver says of it, if it is."""
+    ids = gpu.vendor, gpu.device
+    listed = f"PCI device id {gpu.device:#06x}" if gpu.device is not None else "no PCI device id"
+    if settings.deny_ids and settings.deny_ids.have(*ids):
+        return Judgement(gpu, reason=f"--deny-ids has its {listed}", code=RefusalCode.DENIED)
+    if settings.allow_ids and not settings.allow_ids.have(*ids):
+        said = f"does not have its {listed}" if gpu.device is not None else f"is given, and it has {listed}"
+        return Judgement(gpu, reason=f"--allow-ids {said}", code=RefusalCode.DENIED)
+    if gpu.virtual_functions:
+        # It keeps a few MB of memory for itself then; what can be used is in the virtual functions.
+        vfs = f"{gpu.virtual_functions} virtual functions turned on"
+        reason = f"it is an SR-IOV physical function with {vfs}"
+        return Judgement(gpu, reason=reason, code=RefusalCode.SRIOV_PF)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +256,11 @@ class InventoryDiff:
 
 def diff(old: Inventory, new: Inventory) -> InventoryDiff:
     """Tell which Resources are new, different, or without any GPU now."""
+    before, after = old.served, new.served
     return InventoryDiff(
-        added=tuple(resource for name, resource in new.resources.items() if name not in old.resources),
+        added=tuple(resource for name, resource in after.items() if name not in before),
         changed=tuple(
-            resource
-            for name, resource in new.resources.items()
-            if name in old.resources and old.resources[name] != resource
+            resource for name, resource in after.items() if name in before and before[name] != resource
         ),
-        gone=tuple(name for name in old.resources if name not in new.resources),
+        gone=tuple(name for name in before if name not in after),
     )

@@ -63,13 +63,8 @@ def offer_size(
 def list_size(resource: Resource) -> int:
     """Give the exact length in bytes of the list that the kubelet would get."""
     return sum(
-        offer_size(
-            len(offer.gpu.address.encode()),
-            offer.shares,
-            healthy=offer.verdict.healthy,
-            numa_node=offer.gpu.numa_node,
-        )
-        for offer in resource.offers
+        offer_size(len(entry.stem.encode()), entry.shares, healthy=entry.healthy, numa_node=entry.numa_node)
+        for entry in resource.entries()
     )
 
 

@@ -101,12 +101,18 @@ class Endpoint:
         directory: KubeletDirectory,
         allocate: Allocator,
         patience: Patience = Patience(),
+        policy: str = "none",
     ) -> None:
+        """Serve ``resource`` until told another.
+
+        :param policy: which shares are preferred; one of ``core.allocation.POLICIES``.
+        """
         self.resource: Final = Latest(resource)
         self.state: Final = Latest(EndpointState(Phase.WAITING))
         self._directory = directory
         self._allocate = allocate
         self._patience = patience
+        self._policy = policy
         self._generation = 0
         self._others: frozenset[str] = frozenset()
 
@@ -142,7 +148,7 @@ class Endpoint:
     async def _session(self, kubelet: SocketId) -> str:
         """Serve, register and follow the stream; return why that came to an end."""
         self._generation += 1
-        service = Service(self.resource, self._allocate)
+        service = Service(self.resource, self._allocate, self._policy)
         room = socket_room(self._directory.path)
         name = socket_name(self.resource.value.name, self._directory.process, self._generation, room)
         ended: list[str] = []
@@ -264,10 +270,13 @@ async def _until(latest: Latest[Streams], done: Callable[[Streams], bool]) -> No
 class Endpoints:
     """The Endpoints of the node; one that was started stays, with an empty list if need be."""
 
-    def __init__(self, tasks: TaskGroup, directory: KubeletDirectory, allocate: Allocator) -> None:
+    def __init__(
+        self, tasks: TaskGroup, directory: KubeletDirectory, allocate: Allocator, policy: str = "none"
+    ) -> None:
         self._tasks = tasks
         self._directory = directory
         self._allocate = allocate
+        self._policy = policy
         self._endpoints: dict[ResourceName, Endpoint] = {}
 
     def apply(self, diff: InventoryDiff) -> None:
@@ -275,7 +284,7 @@ class Endpoints:
         for resource in (*diff.added, *diff.changed, *(Resource(name) for name in diff.gone)):
             endpoint = self._endpoints.get(resource.name)
             if endpoint is None:
-                endpoint = Endpoint(resource, self._directory, self._allocate)
+                endpoint = Endpoint(resource, self._directory, self._allocate, policy=self._policy)
                 self._endpoints[resource.name] = endpoint
                 self._tasks.start_soon(endpoint.run, name=f"endpoint {resource.name}")
             else:

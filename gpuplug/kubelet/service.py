@@ -66,9 +66,10 @@ class Streams:
 class Service(DevicePluginBase):
     """Serve one Resource; one Service belongs to one Listener."""
 
-    def __init__(self, resource: Latest[Resource], allocate: Allocator) -> None:
+    def __init__(self, resource: Latest[Resource], allocate: Allocator, policy: str = "none") -> None:
         self._resource = resource
         self._allocate = allocate
+        self._policy = policy
         self.streams: Final = Latest(Streams())
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
@@ -118,6 +119,7 @@ class Service(DevicePluginBase):
                             asked.available_device_ids,
                             asked.must_include_device_ids,
                             asked.allocation_size,
+                            self._policy,
                         )
                     )
                 )

@@ -87,15 +87,15 @@ def encode_list(resource: Resource) -> Encoded:
     """
     return Encoded(
         b"".join(
-            _encode_offer(offer.gpu.address, offer.shares, offer.verdict.healthy, offer.gpu.numa_node)
-            for offer in resource.offers
+            _encode_entry(entry.stem, entry.shares, entry.healthy, entry.numa_node)
+            for entry in resource.entries()
         )
     )
 
 
 # Both states of health of 256 GPUs; 1.8 MB if each has 100 shares.
 @lru_cache(maxsize=512)
-def _encode_offer(address: str, shares: int, healthy: bool, numa_node: int | None) -> bytes:
+def _encode_entry(stem: str, shares: int, healthy: bool, numa_node: int | None) -> bytes:
     """Give the ``devices`` entries of all shares of one GPU.
 
     Encoded messages concatenate: a repeated field's entries simply follow each other.
@@ -108,14 +108,14 @@ def _encode_offer(address: str, shares: int, healthy: bool, numa_node: int | Non
         node = _tag(1, VARINT) + _varint(numa_node) if numa_node else b""
         end += _field(3, _field(1, node))
 
-    name = address.encode()
+    name = stem.encode()
     whole_id = _field(1, name) if name else b""
     parts = [_field(1, whole_id + end)]
-    stem = name + b"::"
+    name += b"::"
     for digits, numbers in numbers_by_digits(shares):
-        id_length = len(stem) + digits
+        id_length = len(name) + digits
         body_length = 1 + len(_varint(id_length)) + id_length + len(end)
-        beginning = _tag(1, LENGTH) + _varint(body_length) + _tag(1, LENGTH) + _varint(id_length) + stem
+        beginning = _tag(1, LENGTH) + _varint(body_length) + _tag(1, LENGTH) + _varint(id_length) + name
         parts += [beginning, (end + beginning).join(b"%d" % number for number in numbers), end]
     return b"".join(parts)
 

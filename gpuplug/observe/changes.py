@@ -28,6 +28,7 @@ def changes(old: Inventory | None, new: Inventory) -> tuple[Line, ...]:
     before, after = _sayings(old), _sayings(new)
     lines = [line for address, line in after.items() if before.get(address) != line]
     lines += [Line("INFO", f"{address}: gone") for address in before if address not in after]
+    lines += _monitored(old, new)
     known = _problems(old)
     lines += [Line("WARNING", problem) for problem in _problems(new) if problem not in known]
     if not after and (old is None or before):
@@ -77,6 +78,18 @@ def _offered(resource: Resource, offer: Offer) -> Line:
     if offer.verdict.healthy:
         return Line("INFO", text)
     return Line("WARNING", f"{text}, unhealthy: {offer.verdict.reason}")
+
+
+def _monitored(old: Inventory | None, new: Inventory) -> list[Line]:
+    """Say which monitoring Resources there are, and of how many GPUs, if that has changed."""
+    before = {} if old is None else {name: len(r.offers) for name, r in old.monitoring.items()}
+    after = {name: len(resource.offers) for name, resource in new.monitoring.items()}
+    lines = [
+        Line("INFO", f"{name}: advertised, for monitoring: it gives {count} GPU{'' if count == 1 else 's'}")
+        for name, count in after.items()
+        if before.get(name) != count
+    ]
+    return lines + [Line("INFO", f"{name}: gone") for name in before if name not in after]
 
 
 def _describe_display(device: PciDisplay) -> str:

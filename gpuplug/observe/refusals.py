@@ -85,6 +85,10 @@ _ADVICE: Final[Mapping[RefusalCode, str]] = {
     RefusalCode.DECLINED: "nothing, if that is meant; what would change it is in the driver package's README",
     RefusalCode.DRIVER_FAILED: "mend, update or remove the driver package that is named",
     RefusalCode.BAD_ADDRESS: "lower --shared-dev-num if the id is too long; otherwise report it",
+    RefusalCode.DENIED: (
+        "nothing, if that is meant; otherwise change the option, which may also be set by"
+        " GPUPLUG_ALLOW_IDS or GPUPLUG_DENY_IDS"
+    ),
     RefusalCode.LIST_FULL: "lower --shared-dev-num: the list of one resource has 4 MiB",
 }
 

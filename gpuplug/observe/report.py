@@ -141,10 +141,10 @@ def build_report(
                 name,
                 gpus=len(resource.offers),
                 devices=len(resource),
-                healthy=sum(offer.shares for offer in resource.offers if offer.verdict.healthy),
+                healthy=resource.healthy,
                 serving=None if serving is None else serving.get(name),
             )
-            for name, resource in inventory.resources.items()
+            for name, resource in sorted(inventory.served.items())
         ),
         drivers=tuple(sorted(drivers, key=lambda driver: (driver.name, driver.problem))),
         problems=tuple(

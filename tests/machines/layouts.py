@@ -14,6 +14,7 @@ import gpuplug_intel.i915
 import gpuplug_intel.xe
 
 from gpuplug import Declined
+from gpuplug.pciids import read_pci_ids
 from gpuplug.plugins.hookspecs import hookimpl
 from gpuplug.plugins.loader import BrokenDriver, Loaded, LoadedDriver, from_modules
 from gpuplug.settings import Settings
@@ -285,6 +286,8 @@ DECLINING: Final = from_modules({"any": _driver(resource_name=_decline)})
 ANY: Final = from_modules({"any": _driver(resource_name=_claim), "more": _driver(resource_name=_claim)})
 
 _SHARES = Settings(shared_dev_num=10)
+_DENIED = Settings(deny_ids=read_pci_ids("0x4680"))
+_MONITORED = Settings(shared_dev_num=10, enable_monitoring=True)
 
 LAYOUTS: Final = (
     Layout("hybrid", "an integrated GPU and an Arc card on i915, 10 shares each", _hybrid, INTEL, _SHARES),
@@ -320,6 +323,8 @@ LAYOUTS: Final = (
     Layout("two-claims", "two driver packages that claim the same GPU", _card1, ANY),
     Layout("no-packages", "a GPU, and no driver package at all", _card1, Loaded()),
     Layout("strange-address", "a GPU whose name cannot be part of a Device id", _strange_address, ANY),
+    Layout("denied", "a GPU that is left out by its id, and another one", _hybrid, INTEL, _DENIED),
+    Layout("monitored", "the same two GPUs, with monitoring", _hybrid, INTEL, _MONITORED),
     Layout("crowd", "180 GPUs shared by 764", _crowd, INTEL, Settings(shared_dev_num=764), snapshot=False),
 )  # fmt: skip
 
