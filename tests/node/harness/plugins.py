@@ -20,8 +20,8 @@ _COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache_hom
 """Keeps compiled modules from one start to the next, as an image has them."""
 
 
-def gpuplug_command(machine: Path, *, shares: int = 1) -> list[str]:
-    """Return the command line of `gpuplug serve` for a made-up machine."""
+def gpuplug_command(machine: Path, *more: str, shares: int = 1) -> list[str]:
+    """Return the command line of `gpuplug serve` for a made-up machine, with `more` arguments."""
     options = {
         "prefix": str(machine),
         "kubelet-dir": PLUGIN_DIR,
@@ -34,12 +34,13 @@ def gpuplug_command(machine: Path, *, shares: int = 1) -> list[str]:
         "gpuplug",
         "serve",
         *(word for name, value in options.items() for word in (f"--{name}", value)),
+        *more,
     ]
 
 
-def start_gpuplug(node: Node, *, shares: int = 1) -> Program:
+def start_gpuplug(node: Node, *more: str, shares: int = 1) -> Program:
     """Start the real `gpuplug serve` on the node, as a host process."""
-    return node.start("gpuplug", gpuplug_command(node.machine_root, shares=shares), env=_COMPILED)
+    return node.start("gpuplug", gpuplug_command(node.machine_root, *more, shares=shares), env=_COMPILED)
 
 
 def start_small_plugin(node: Node, *, name: str = "neighbour", count: int = 2) -> Program:
