@@ -3,6 +3,7 @@
 This module is all that the author of a driver package imports, and nothing else.
 """
 
+from gpuplug.core.identity import is_resource_name
 from gpuplug.errors import DriverError, GpuplugError
 from gpuplug.model import (
     CompanionNode,
@@ -34,4 +35,5 @@ __all__ = [
     "Settings",
     "Verdict",
     "hookimpl",
+    "is_resource_name",
 ]

@@ -334,7 +334,7 @@ def test_an_installed_driver_has_its_options_in_the_help_on_the_command_line_and
 def test_drivers_are_chosen_and_left_out_by_name(site: Site, machine: Machine) -> None:
     machine.add_gpu(A, driver="foogpu")
     prefix = f"--prefix={machine.root}"
-    document = site.inspect(prefix, "--no-driver", "xe", "--no-driver=i915")
+    document = site.inspect(prefix, "--no-driver", "xe", "--no-driver=i915,amdgpu,drm")
     assert [driver["name"] for driver in document["drivers"]] == ["foogpu"]
     assert document["advertised"]
     document = site.inspect(prefix, "--foogpu-tier=tin", GPUPLUG_DRIVER="xe,i915")
@@ -344,4 +344,7 @@ def test_drivers_are_chosen_and_left_out_by_name(site: Site, machine: Machine) -
     for command in ("serve", "inspect"):
         refused = site.run(command, prefix, "--driver=xe,nosuch")
         assert refused.returncode == 2
-        assert refused.stderr == "gpuplug: --driver: 'nosuch' is not installed; installed: foogpu, i915, xe\n"
+        assert (
+            refused.stderr
+            == "gpuplug: --driver: 'nosuch' is not installed; installed: amdgpu, drm, foogpu, i915, xe\n"
+        )

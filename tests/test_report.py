@@ -254,7 +254,9 @@ def test_what_the_core_gives_as_the_reason_stays_the_reason(code: RefusalCode) -
 @pytest.mark.parametrize(
     ("driver", "broken", "code", "words"),
     [
-        ("amdgpu", [], RefusalCode.NO_DRIVER_PACKAGE, "a driver package that claims amdgpu"),
+        ("nouveau", [], RefusalCode.NO_DRIVER_PACKAGE, "a driver package that claims nouveau"),
+        ("v3d", [], RefusalCode.NO_DRIVER_PACKAGE, "gpuplug-drm, with --drm-kernel-drivers=v3d;"),
+        ("amdgpu", [], RefusalCode.NO_DRIVER_PACKAGE, "the package gpuplug-amdgpu"),
         ("ast", [], RefusalCode.NO_DRIVER_PACKAGE, "shows a picture"),
         ("ast", [("i915", "no libfoo")], RefusalCode.NO_DRIVER_PACKAGE, "shows a picture"),
         ("", [], RefusalCode.NO_DRIVER_PACKAGE, "made by software"),

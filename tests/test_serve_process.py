@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,58 +15,10 @@ import anyio.to_thread
 import pytest
 
 from tests.running import I915, A, eventually, own_sockets, running_kubelet, settled
+from tests.serving import Serving, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from gpuplug.testing import Machine
-
-IN_TIME = 5.0
-"""Seconds that an orderly end may take; it takes a tenth of one on a quiet machine."""
-
-
-class Serving:
-    """A running ``gpuplug serve``."""
-
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.process = process
-        self._log = log
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    async def said(self, words: str) -> None:
-        await eventually(lambda: words in self.log, lambda: f"{words!r} in: {self.log}", within=20)
-
-    async def ended(self, number: signal.Signals | None, within: float = IN_TIME) -> int:
-        """Send a signal, wait for the end, and return the exit code."""
-        began = time.monotonic()
-        if number is not None:
-            self.process.send_signal(number)
-        code = await anyio.to_thread.run_sync(lambda: self.process.wait(within))
-        print(f"ended {time.monotonic() - began:.3f} s after {number!r}")
-        return code
-
-
-@asynccontextmanager
-async def serving(
-    machine: Machine, kubelet_dir: Path, *, packages: Path | None = None, level: str = "info"
-) -> AsyncIterator[Serving]:
-    """Start ``gpuplug serve``; kill it in the end if it still runs."""
-    log = machine.root / f"log-{time.monotonic_ns()}"
-    environ = {**os.environ, "PYTHONPATH": str(packages or "")}
-    command = [sys.executable, "-m", "gpuplug", "serve", "--log-level", level]
-    command += ["--prefix", str(machine.root), "--kubelet-dir", str(kubelet_dir)]
-    with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr, env=environ) as process:
-        serve = Serving(process, log)
-        try:
-            yield serve
-        except BaseException:
-            print(f"exit code {process.poll()}; the log:\n{serve.log}")
-            raise
-        finally:
-            process.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

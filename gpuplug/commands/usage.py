@@ -174,6 +174,9 @@ def add_drivers(parser: argparse.ArgumentParser) -> None:
     from gpuplug.options import flag, variable, written  # noqa: PLC0415 - loading is for the help alone
     from gpuplug.plugins.loader import load  # noqa: PLC0415
 
+    # Their names may be of any length, and would make the usage long and wide: the groups below have them.
+    usage = parser.format_usage().removeprefix("usage: ").rstrip().replace("%", "%%")
+    parser.usage = f"{usage}\n{' ' * len(f'usage: {parser.prog} ')}[OPTIONS OF DRIVERS]"
     for driver in load().drivers:
         group = parser.add_argument_group(f"options of driver {driver.name} ({driver.distribution})")
         for option in driver.options:

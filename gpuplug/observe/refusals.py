@@ -37,6 +37,8 @@ From the PCI id tables of drivers/gpu/drm in Linux 6.12, and the vendors' own mo
 
 ALL_MODULES: Final = frozenset(module for modules in USUAL_MODULES.values() for module in modules)
 
+_PACKAGES: Final = {"amdgpu": "gpuplug-amdgpu", "i915": "gpuplug-intel", "xe": "gpuplug-intel"}
+"""The driver packages of gpuplug's own that claim a kernel driver."""
 _FOR_VMS: Final = frozenset({"vfio-pci", "pci-stub", "pciback", "xen-pciback"})
 _DISPLAY_ONLY: Final = frozenset(
     {"ast", "bochs", "cirrus", "hyperv_drm", "mgag200", "qxl", "simpledrm", "simple-framebuffer", "vboxvideo"}
@@ -121,9 +123,11 @@ def _package_for(kernel_driver: str) -> str:
         return _PICTURE
     if not kernel_driver:
         return "nothing, unless you wrote a driver package for it: it is made by software alone"
+    if kernel_driver in _PACKAGES:
+        return f"install the package {_PACKAGES[kernel_driver]} beside gpuplug, which claims {kernel_driver}"
     return (
-        f"install a driver package that claims {kernel_driver} beside gpuplug, or write one:"
-        " gpuplug/plugins/hookspecs.py lists its hooks, of which one is needed"
+        f"install a driver package that claims {kernel_driver} beside gpuplug; or have its nodes handed out"
+        f" by gpuplug-drm, with --drm-kernel-drivers={kernel_driver}; or write one: see drivers/README.md"
     )
 
 

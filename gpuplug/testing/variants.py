@@ -1,4 +1,4 @@
-"""GPUs of a less simple shape: SR-IOV's virtual functions, and virtio-gpu."""
+"""GPUs of a less simple shape: SR-IOV's virtual functions, virtio-gpu, and AMD's partitions."""
 
 from __future__ import annotations
 
@@ -78,3 +78,56 @@ def add_virtio_gpu(machine: Machine, address: str = "0000:00:02.0", *, number: i
     for folder in (bus / "devices", driver):
         link(folder / child.name, child)
     return machine.bind(address, "virtio-pci")
+
+
+def add_amd_gpu(
+    machine: Machine,
+    address: str = "0000:03:00.0",
+    *,
+    compute: str = "SPX",
+    memory: str = "NPS1",
+    in_use: int = 1,
+    made: int = 8,
+    topology: bool = True,
+) -> tuple[FakeGpu, ...]:
+    """Plug in an AMD accelerator that can be partitioned, as seen on nodes with MI300A.
+
+    The kernel makes a platform device for each of ``made`` partitions but the first, whatever the
+    modes are; KFD lists the ``in_use`` first ones, unless ``topology`` is false: then it shows none,
+    as to a container that may not open them. Returns the GPU and then its further partitions.
+    """
+    modes = {"current_compute_partition": f"{compute}\n", "current_memory_partition": f"{memory}\n"}
+    gpu = machine.add_gpu(
+        address, driver="amdgpu", vendor=0x1002, device=0x74A0, pci_class=0x120000, attributes=modes
+    )
+    taken = len(list((machine.sys / "bus").glob("platform/devices/amdgpu_xcp_*")))
+    partitions = [
+        machine.add_gpu(f"amdgpu_xcp_{taken + number}", bus="platform", driver=None)
+        for number in range(made - 1)
+    ]
+    nodes = machine.sys / "devices/virtual/kfd/kfd/topology/nodes"
+    if not nodes.exists():
+        nodes.mkdir(parents=True)
+        (machine.sys / "class/kfd").mkdir()
+        link(machine.sys / "class/kfd/kfd", machine.sys / "devices/virtual/kfd/kfd")
+        _add_topology_node(nodes, cpu_cores_count=48, simd_count=0, drm_render_minor=0)
+    for number, partition in enumerate((gpu, *partitions)[: in_use if topology else 0]):
+        domain, bus, function = address.split(":")
+        slot, _, last = function.partition(".")
+        _add_topology_node(
+            nodes,
+            cpu_cores_count=0,
+            simd_count=912 // in_use,
+            vendor_id=0x1002,
+            device_id=0x74A0,
+            location_id=number << 28 | int(bus, 16) << 8 | int(slot, 16) << 3 | int(last),
+            domain=int(domain, 16),
+            drm_render_minor=int(str(partition.render).removeprefix("renderD")),
+        )
+    return gpu, *partitions
+
+
+def _add_topology_node(nodes: Path, **properties: int) -> None:
+    node = nodes / str(len(list(nodes.iterdir())))
+    node.mkdir()
+    (node / "properties").write_text("".join(f"{name} {value}\n" for name, value in properties.items()))

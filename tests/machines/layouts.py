@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final
 
+import gpuplug_amdgpu
+import gpuplug_drm
 import gpuplug_intel.i915
 import gpuplug_intel.xe
 
@@ -19,7 +21,7 @@ from gpuplug.plugins.hookspecs import hookimpl
 from gpuplug.plugins.loader import BrokenDriver, Loaded, LoadedDriver, from_modules
 from gpuplug.settings import Settings
 from gpuplug.testing import Lie, Machine, break_node
-from gpuplug.testing.variants import add_vfs, add_virtio_gpu
+from gpuplug.testing.variants import add_amd_gpu, add_vfs, add_virtio_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,10 +38,29 @@ INTEL: Final = Loaded(
     )
 )
 
+
+def _amd(**chosen: str) -> Loaded:
+    driver = LoadedDriver("amdgpu", gpuplug_amdgpu, "gpuplug-amdgpu 0.1.0")
+    driver.choose(chosen)
+    return Loaded((driver,))
+
+
+def _drm(*kernel_drivers: str) -> Loaded:
+    driver = LoadedDriver("drm", gpuplug_drm, "gpuplug-drm 0.1.0")
+    driver.choose({"kernel-drivers": kernel_drivers})
+    return Loaded((driver,))
+
+
+AMD: Final = _amd()
+AMD_MIXED: Final = _amd(**{"resource-naming-strategy": "mixed"})
+BOTH: Final = Loaded((*AMD.drivers, *INTEL.drivers))
+ALL: Final = Loaded((*AMD.drivers, *_drm("amdgpu", "panfrost", "virtio_gpu").drivers, *INTEL.drivers))
+
 PCI_IDS: Final = """\
 # The few ids that the layouts have, in the form of pci.ids.
 1002  Advanced Micro Devices, Inc. [AMD/ATI]
 \t744c  Navi 31 [Radeon RX 7900 XT/7900 XTX]
+\t74a0  Aqua Vanjaram [Instinct MI300A]
 10de  NVIDIA Corporation
 \t2684  AD102 [GeForce RTX 4090]
 1af4  Red Hat, Inc.
@@ -178,6 +199,32 @@ def _mixed(machine: Machine) -> None:
     )
 
 
+def _amd_kfd(machine: Machine) -> None:
+    _module(machine, "amdgpu")
+    machine.add_device("kfd")
+    machine.add_gpu(ARC, driver="amdgpu", vendor=0x1002, device=0x744C, numa_node=0)
+
+
+def _amd_partitions(machine: Machine) -> None:
+    _module(machine, "amdgpu")
+    machine.add_device("kfd")
+    add_amd_gpu(machine, "0000:02:00.0", compute="CPX", memory="NPS4", in_use=6)
+    add_amd_gpu(machine, "0001:02:00.0")
+
+
+def _amd_confined(machine: Machine) -> None:
+    _module(machine, "amdgpu")
+    machine.add_device("kfd")
+    add_amd_gpu(machine, "0000:02:00.0", compute="CPX", memory="NPS1", topology=False)
+
+
+def _fallback(machine: Machine) -> None:
+    _amd_kfd(machine)
+    machine.add_gpu(IGPU, device=0x4680)
+    add_virtio_gpu(machine, "0000:05:00.0")
+    _arm(machine)
+
+
 def _vfio(machine: Machine) -> None:
     _module(machine, "i915")
     machine.add_gpu(ARC)
@@ -304,7 +351,11 @@ LAYOUTS: Final = (
     Layout("comet-lake", "an integrated GPU that the kernel's i915 is too old for", _comet_lake),
     Layout("no-module", "a GPU, a management controller and an unknown card, without modules", _no_module),
     Layout("card1", "a GPU that is card1, and no card0", _card1),
-    Layout("mixed-vendors", "Intel, AMD, NVIDIA without nvidia_drm, and a management controller", _mixed),
+    Layout("mixed-vendors", "Intel, AMD, NVIDIA without nvidia_drm, a management controller", _mixed, BOTH),
+    Layout("amd", "an AMD GPU, and /dev/kfd", _amd_kfd, AMD),
+    Layout("amd-partitions", "two MI300A, one in CPX mode with six partitions", _amd_partitions, AMD_MIXED),
+    Layout("amd-confined", "an MI300A in CPX mode, seen from a pod that may not open it", _amd_confined, AMD),
+    Layout("fallback", "GPUs with packages of their own, and gpuplug-drm for the rest", _fallback, ALL),
     Layout("vfio", "one GPU for containers and one for virtual machines", _vfio),
     Layout("nouveau", "a GPU for which there is no driver package", _nouveau),
     Layout("software", "a GPU that is made by software", _vgem),
