@@ -63,11 +63,12 @@ def configured(loaded: Loaded, words: Sequence[str], environ: Mapping[str, str])
 
 
 def spelt_options(loaded: Loaded) -> str:
-    """Write the options of all Drivers as they would be given: what holds in the end."""
+    """Write as options what differs from the defaults that the Drivers declare, wherever it comes from."""
     return " ".join(
         f"{flag(driver.name, option)}={written(driver.chosen[option.name])}"
         for driver in loaded.drivers
         for option in driver.options
+        if written(driver.chosen[option.name]) != written(option.default)
     )
 
 
