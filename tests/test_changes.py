@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,8 +78,9 @@ def test_a_gpu_is_named_with_address_driver_ids_and_nodes() -> None:
     assert describe(virtual) == "vgem (no kernel driver; card0)"
 
 
-def test_a_gpu_that_is_meant_to_be_left_out_is_no_warning() -> None:
-    inventory = Inventory(rejected=(Rejected(A, "it drives the screen", RefusalCode.DECLINED),))
+@pytest.mark.parametrize("code", [RefusalCode.DECLINED, RefusalCode.DENIED])
+def test_a_gpu_that_is_meant_to_be_left_out_is_no_warning(code: RefusalCode) -> None:
+    inventory = Inventory(rejected=(Rejected(A, "it drives the screen", code),))
     assert changes(None, inventory) == (Line("INFO", f"{A}: not advertised: it drives the screen"),)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from gpuplug.model import RefusalCode
 from gpuplug.observe.refusals import NO_GPU, refuse, refuse_display
@@ -55,13 +55,17 @@ def _without_drm(surroundings: Surroundings) -> tuple[Line, ...]:
     return tuple(lines)
 
 
+_MEANT: Final = frozenset({RefusalCode.DECLINED, RefusalCode.DENIED})
+"""Reasons that somebody chose."""
+
+
 def _sayings(inventory: Inventory | None) -> dict[str, Line]:
     """Say one thing about each address."""
     if inventory is None:
         return {}
     lines = {
         rejected.address: Line(
-            "INFO" if rejected.code is RefusalCode.DECLINED else "WARNING",
+            "INFO" if rejected.code in _MEANT else "WARNING",
             f"{rejected.address}: not advertised: {refuse(rejected).reason}",
         )
         for rejected in inventory.rejected
