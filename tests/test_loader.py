@@ -140,7 +140,17 @@ def test_an_entry_point_may_lead_to_an_object_with_hooks(installed: Installed) -
         ("def (", "cannot be imported: SyntaxError: "),
         ("raise ValueError", "cannot be imported: ValueError"),
         ("", "implements no gpuplug hook"),
-        (NO_HOOK, "implements no gpuplug hook"),
+        (
+            NO_HOOK,
+            "driver bad: gpuplug_resource_name has no @hookimpl, and would never be called; a function",
+        ),
+        (
+            SOUND + "def gpuplug_health(gpu): return None\n",
+            "driver bad: gpuplug_health has no @hookimpl, and",
+        ),
+        (SOUND + "GPUPLUG_HOOKS = 99\n", "driver bad is too new: it needs version 99 of the hooks, and this"),
+        (SOUND + "GPUPLUG_HOOKS = 0\n", "driver bad: its GPUPLUG_HOOKS is 0, not a number from 1 on"),
+        (SOUND + "GPUPLUG_HOOKS = '1'\n", "driver bad: its GPUPLUG_HOOKS is '1', not a number from 1 on"),
         (SOUND.replace("resource_name", "resource_nam"), "unknown hook 'gpuplug_resource_nam'"),
         (SOUND.replace("(gpu)", "(card)"), "{'card'} are declared in the hookimpl but can not be found"),
         (

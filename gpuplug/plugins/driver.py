@@ -17,7 +17,7 @@ from gpuplug.errors import DriverError
 from gpuplug.model import HEALTHY, Declined, DeviceSpec, Mount, Verdict
 from gpuplug.options import DriverOption, fault, parse
 from gpuplug.plugins import hookspecs
-from gpuplug.plugins.words import FAILURES, sentence, shown
+from gpuplug.plugins.words import FAILURES, said, sentence, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+VERSION_NAME: Final = "GPUPLUG_HOOKS"
+"""The constant of a driver module that says for which version of the hooks it was written."""
 _PERMISSIONS: Final = ("r", "w", "m", "rw", "rm", "wm", "rwm")
 
 
@@ -53,11 +55,15 @@ class LoadedDriver:
         manager = pluggy.PluginManager(hookspecs.PROJECT)
         manager.add_hookspecs(hookspecs)
         try:
+            _check_version(name, getattr(module, VERSION_NAME, hookspecs.UNSTATED))
+            _check_marks(name, module)
             manager.register(module, name=name)
             manager.check_pending()
             callers: Sequence[pluggy.HookCaller] | None = manager.get_hookcallers(module)
+        except DriverError:
+            raise
         except pluggy.PluginValidationError as error:
-            raise DriverError(f"driver {name}: {sentence(error)}") from error
+            raise DriverError(f"driver {name}: {said(str, error)}") from error
         except FAILURES as error:  # pluggy asks it for its attributes, which may be computed
             raise DriverError(f"driver {name} cannot be looked at: {sentence(error)}") from error
         if not callers:
@@ -183,12 +189,12 @@ class LoadedDriver:
 
     def _declared(self, hook: str, check: Callable[[str, str], str]) -> frozenset[str]:
         """Ask once for paths; pluggy answers with a list of what each module said."""
-        said = self._ask(hook, list) or []
-        return frozenset(check(self.name, path) for some in said for path in _each(self.name, some, str))
+        declared = self._ask(hook, list) or []
+        return frozenset(check(self.name, path) for some in declared for path in _each(self.name, some, str))
 
     def _declared_options(self) -> tuple[DriverOption, ...]:
-        said = self._ask("gpuplug_options", list) or []
-        options = tuple(option for some in said for option in _each(self.name, some, DriverOption))
+        declared = self._ask("gpuplug_options", list) or []
+        options = tuple(option for some in declared for option in _each(self.name, some, DriverOption))
         names: set[str] = set()
         for option in options:
             try:
@@ -223,6 +229,42 @@ class LoadedDriver:
             for path in pair:
                 if not _is_text(path) or not path.startswith("/"):
                     raise DriverError(f"driver {self.name}: {shown(path)} is not an absolute path")
+
+
+def _check_version(
+    name: str, version: object, oldest: int = hookspecs.OLDEST, newest: int = hookspecs.VERSION
+) -> None:
+    """See that the driver was written for hooks as they are here.
+
+    :raises DriverError: if it needs newer hooks, or is for older ones that are no more.
+    """
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise DriverError(f"driver {name}: its {VERSION_NAME} is {shown(version)}, not a number from 1 on")
+    if version > newest:
+        raise DriverError(
+            f"driver {name} is too new: it needs version {version} of the hooks, and this gpuplug has version"
+            f" {newest}; update gpuplug, or install an older version of the driver"
+        )
+    if version < oldest:
+        raise DriverError(
+            f"driver {name} is too old: it is for version {version} of the hooks, and this gpuplug has none"
+            f" before {oldest}; update the driver"
+        )
+
+
+def _check_marks(name: str, module: object) -> None:
+    """See that no function is meant as a hook and is none: it would never be called, and nobody would know.
+
+    :raises DriverError: naming the function.
+    """
+    for attribute in dir(module):
+        if attribute.startswith(f"{hookspecs.PROJECT}_"):
+            function = getattr(module, attribute)
+            if inspect.isroutine(function) and not hasattr(function, f"{hookspecs.PROJECT}_impl"):
+                raise DriverError(
+                    f"driver {name}: {attribute} has no @hookimpl, and would never be called;"
+                    " a function that is no hook needs another name"
+                )
 
 
 def _called(module: object) -> str:

@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 PROJECT: Final = "gpuplug"
 """The entry-point group, and pluggy's project name."""
 
+VERSION: Final = 1
+"""The version of the hooks, which a driver may state as ``GPUPLUG_HOOKS``.
+
+It grows by one with every hook, argument or field that is added, so that a driver that needs it can
+say so; what is there stays as it is.
+"""
+OLDEST: Final = 1
+"""The oldest version whose drivers still work: it grows only if something is taken away or changed."""
+UNSTATED: Final = 1
+"""The version that a driver is taken to be written for if it states none."""
+
 hookspec: Final = pluggy.HookspecMarker(PROJECT)
 hookimpl: Final = pluggy.HookimplMarker(PROJECT)
 """Marks a function of a driver module as a hook."""

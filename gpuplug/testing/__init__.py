@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuplug.testing.gpus import make_gpu, make_node
 from gpuplug.testing.lies import Lie, break_node
 from gpuplug.testing.machine import FakeGpu, Machine
 
 if TYPE_CHECKING:
     from gpuplug.testing.kubelet import FakeKubelet, FakeKubeletError
 
-__all__ = ["FakeGpu", "FakeKubelet", "FakeKubeletError", "Lie", "Machine", "break_node"]
+__all__ = [
+    "FakeGpu",
+    "FakeKubelet",
+    "FakeKubeletError",
+    "Lie",
+    "Machine",
+    "break_node",
+    "make_gpu",
+    "make_node",
+]
 
 
 def __getattr__(name: str) -> object:

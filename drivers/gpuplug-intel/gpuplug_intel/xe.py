@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpuplug import hookimpl
 
 if TYPE_CHECKING:
     from gpuplug import Gpu
+
+GPUPLUG_HOOKS: Final = 1
+"""The version of the hooks that this was written for."""
 
 
 @hookimpl
