@@ -65,7 +65,7 @@ async def serve(
         logger.warning("driver {} is not used: {}", broken.name, broken.reason)
     for note in loaded.notes:
         logger.warning("{}", note)
-    roots = Roots(settings.prefix)
+    roots = Roots.of(settings)
     machine_ticks: Latest[None] = Latest(None)
     kubelet = KubeletDirectory(settings.kubelet_dir, os.urandom(3).hex(), Latest(None))
     await _clean_up(settings.kubelet_dir)

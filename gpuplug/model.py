@@ -36,7 +36,7 @@ class DrmNode:
     path: str
     """The path inside a container, ``/dev/dri/<name>``; never carries ``--prefix``."""
     host_path: str
-    """The path on the node, ``--prefix`` included."""
+    """The path on the node, as the kubelet knows it: below ``--node-root``, or else ``--prefix``."""
     major: int
     minor: int
 
@@ -53,7 +53,7 @@ class CompanionNode:
     path: str
     """The path inside a container, and the one that the driver declared; never carries ``--prefix``."""
     host_path: str
-    """The path on the node, ``--prefix`` included."""
+    """The path on the node, as the kubelet knows it: below ``--node-root``, or else ``--prefix``."""
     major: int
     minor: int
 

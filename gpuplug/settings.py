@@ -73,6 +73,10 @@ def _prefix(text: str) -> str:
     return _absolute(text).rstrip("/") if text else ""
 
 
+def _node_root(text: str) -> str:
+    return _absolute(text) if text else ""
+
+
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(","))) if text else ()
     if "" in names or any(name != name.strip() or not name.isprintable() for name in names):
@@ -119,6 +123,8 @@ class Settings:
     """What containers get of /dev/dri/by-path: the links of their own GPUs, nothing, or the folder."""
     prefix: str = ""
     """A folder that stands for ``/`` when /sys and /dev are read; empty for the machine itself."""
+    node_root: str = ""
+    """What the kubelet knows the prefix as, ``/`` where the node is mounted there; empty: as the prefix."""
     kubelet_dir: str = "/var/lib/kubelet/device-plugins"
     """The folder with ``kubelet.sock``; the kubelet's own default, which ``--root-dir`` does not move."""
     resync: float = 60.0
@@ -188,6 +194,7 @@ OPTIONS: Final = (
         "what containers get of /dev/dri/by-path: single (the links of their GPUs), none, all (the folder)",
     ),
     Option("--prefix", "DIR", _prefix, "read DIR/sys and DIR/dev instead of /sys and /dev"),
+    Option("--node-root", "DIR", _node_root, "the kubelet's own name for the folder of --prefix"),
     Option("--kubelet-dir", "DIR", _absolute, "the kubelet's device-plugins folder, with kubelet.sock"),
     Option("--resync", "SECONDS", _seconds, "time between two looks that no event asked for"),
     Option("--log-level", "LEVEL", _choice(*LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),

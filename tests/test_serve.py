@@ -25,6 +25,8 @@ NONE: dict[str, str] = {}
 
 def test_folders_that_are_there_are_good(short_path: Path) -> None:
     folder = str(short_path)
+    for name in ("sys", "dev"):
+        (short_path / name).mkdir()
     check_folders(
         Settings(prefix=folder, kubelet_dir=folder), {"prefix": "--prefix", "kubelet_dir": "--kubelet-dir"}
     )
@@ -65,6 +67,14 @@ def test_a_chosen_folder_that_cannot_be_used_is_named_with_its_option(
     with pytest.raises(SettingError) as caught:
         check_folders(settings, {field: source})
     assert str(caught.value) == f"{source}: {path!r} {reason}"
+
+
+@pytest.mark.parametrize(("there", "missing"), [("dev", "sys"), ("sys", "dev")])
+def test_a_prefix_without_sys_or_dev_is_named(short_path: Path, there: str, missing: str) -> None:
+    (short_path / there).mkdir()
+    with pytest.raises(SettingError) as caught:
+        check_folders(Settings(prefix=str(short_path)), {"prefix": "GPUPLUG_PREFIX"})
+    assert str(caught.value) == f"GPUPLUG_PREFIX: '{short_path}/{missing}' is not there"
 
 
 def test_a_file_in_the_place_of_the_kubelets_own_folder_is_an_error(short_path: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gpuplug.core.inventory import build
 from gpuplug.host.sysfs import SETTLING, Roots, look, scan
 from gpuplug.model import CompanionNode, Gpu, Inventory, Snapshot
+from gpuplug.settings import Settings
 from gpuplug.observe.changes import changes
 from gpuplug.settings import Settings
 from gpuplug.testing import Lie, Machine, break_node
@@ -120,6 +121,18 @@ def test_a_gpu_is_read_whole(machine: Machine) -> None:
 def test_without_a_prefix_the_machine_itself_is_read() -> None:
     assert Roots() == Roots("")
     assert (Roots().drm, Roots().dri) == ("/sys/class/drm", "/dev/dri")
+
+
+@pytest.mark.parametrize(("root", "dev"), [("/", "/dev"), ("/node", "/node/dev"), ("", "{}/dev")])
+def test_the_kubelet_is_told_paths_as_it_knows_them(machine: Machine, root: str, dev: str) -> None:
+    machine.add_gpu(A)
+    found = Roots.of(Settings(prefix=str(machine.root), node_root=root))
+    gpu = only(scan(found, now=time.time() + 3600))
+    told = dev.format(machine.root)
+    assert [node.host_path for node in gpu.nodes] == [f"{told}/dri/card0", f"{told}/dri/renderD128"]
+    again = look(found, gpu)
+    assert again is not None
+    assert again.nodes == gpu.nodes
 
 
 def test_nobody_can_change_what_a_scan_has_seen(machine: Machine) -> None:

@@ -60,7 +60,7 @@ def run(given: Mapping[str, object], environ: Mapping[str, str]) -> int:
 
 def look(settings: Settings, loaded: Loaded) -> Report:
     """See the machine, decide as ``serve`` would, and put together what is true."""
-    roots = Roots(settings.prefix)
+    roots = Roots.of(settings)
     snapshot = scan(roots, loaded.sysfs_attributes, loaded.companion_nodes)
     inventory = build(snapshot, loaded.drivers, settings, Inventory())
     return build_report(inventory, driver_reports(loaded), survey(roots, ALL_MODULES), notes=loaded.notes)
@@ -85,7 +85,7 @@ def _options(driver: LoadedDriver) -> tuple[tuple[str, str], ...]:
 
 def look_up(settings: Settings, report: Report) -> Details:
     """Look up what a person wants to read besides: owners and modes of nodes, names of PCI ids."""
-    roots = Roots(settings.prefix)
+    roots = Roots.of(settings)
     ids = {
         (gpu.vendor, gpu.device) for gpu in report.gpus if gpu.vendor is not None and gpu.device is not None
     }

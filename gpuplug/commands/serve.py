@@ -62,7 +62,8 @@ def check_folders(settings: Settings, chosen: Mapping[str, str]) -> None:
     """
     prefix = chosen.get("prefix", "--prefix")
     if settings.prefix:
-        check_folder(prefix, settings.prefix)
+        for folder in ("", "/sys", "/dev"):
+            check_folder(prefix, settings.prefix + folder)
     kubelet_dir = chosen.get("kubelet_dir", "--kubelet-dir")
     check_folder(kubelet_dir, settings.kubelet_dir, may_come_later="kubelet_dir" not in chosen)
     try:

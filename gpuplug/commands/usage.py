@@ -210,10 +210,13 @@ COMMANDS: Final[Mapping[str, Command]] = {
         (
             ("gpuplug serve", "every GPU as one device"),
             ("gpuplug serve --shared-dev-num 4", "every GPU for up to four containers at a time"),
-            ("gpuplug serve --prefix /host", "in a container that has the node's / mounted at /host"),
             (
                 "gpuplug serve --deny-ids 0x4680 --allocation-policy packed",
                 "leave one kind of GPU out, fill the others",
+            ),
+            (
+                "gpuplug serve --prefix /host --node-root /",
+                "in a container with the node's /sys and /dev in /host",
             ),
             ("gpuplug -shared-dev-num=4", "the same as the second, as Intel's GPU plugin spells it"),
         ),

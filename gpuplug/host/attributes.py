@@ -11,9 +11,12 @@ import re
 import stat
 from dataclasses import dataclass
 from glob import glob
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gpuplug.model import RefusalCode
+
+if TYPE_CHECKING:
+    from gpuplug.settings import Settings
 
 GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO})
 """The errors that say that something is not there (any more)."""
@@ -36,6 +39,18 @@ class Roots:
     """Where the machine is: ``/sys`` and ``/dev``, below a prefix if there is one."""
 
     prefix: str = ""
+    node_prefix: str | None = None
+    """What the kubelet knows the prefix as; ``None`` where it is the same for both."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Roots:
+        """Return the roots that the operator chose."""
+        told = settings.node_root
+        return cls(settings.prefix, told.rstrip("/") if told else None)
+
+    def on_node(self, path: str) -> str:
+        """Return what the kubelet calls a path of the machine, such as ``/dev/dri/card0``."""
+        return f"{self.prefix if self.node_prefix is None else self.node_prefix}{path}"
 
     @property
     def drm(self) -> str:

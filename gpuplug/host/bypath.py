@@ -31,15 +31,15 @@ def mounts(roots: Roots, mode: str, nodes: Collection[str]) -> tuple[Mount, ...]
     """
     if mode == "none":
         return ()
-    folder = f"{roots.dri}/by-path"
+    folder, told = f"{roots.dri}/by-path", roots.on_node(FOLDER)
     try:
         links = sorted(os.listdir(folder))
     except OSError:
         return ()
     if mode == "all":
-        return (Mount(FOLDER, folder),)
+        return (Mount(FOLDER, told),)
     return tuple(
-        Mount(f"{FOLDER}/{link}", f"{folder}/{link}") for link in links if _leads(folder, link, nodes)
+        Mount(f"{FOLDER}/{link}", f"{told}/{link}") for link in links if _leads(folder, link, nodes)
     )
 
 

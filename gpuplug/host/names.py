@@ -48,7 +48,7 @@ def access(roots: Roots, nodes: Iterable[DrmNode]) -> dict[str, Access]:
     users, groups = _entries(f"{roots.prefix}/etc/passwd"), _entries(f"{roots.prefix}/etc/group")
     for node in nodes:
         try:
-            status = os.stat(node.host_path)
+            status = os.stat(f"{roots.prefix}{node.path}")
         except OSError:
             continue
         user, group = users.get(status.st_uid, ""), groups.get(status.st_gid, "")

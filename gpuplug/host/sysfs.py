@@ -133,14 +133,13 @@ def _companions(roots: Roots, paths: Iterable[str]) -> Mapping[str, CompanionNod
     """Look up those of the nodes that are there, and are character devices."""
     found: dict[str, CompanionNode] = {}
     for path in sorted(set(paths)):
-        host_path = f"{roots.prefix}{path}"
         try:
-            node = os.stat(host_path)
+            node = os.stat(f"{roots.prefix}{path}")
         except OSError:
             continue
         if stat.S_ISCHR(node.st_mode):
             major, minor = os.major(node.st_rdev), os.minor(node.st_rdev)
-            found[path] = CompanionNode(path, host_path, major, minor)
+            found[path] = CompanionNode(path, roots.on_node(path), major, minor)
     return MappingProxyType(found)
 
 
@@ -226,7 +225,8 @@ def _nodes(
             reason = f"{path} is device {actual[0]}:{actual[1]}, and sysfs says {major}:{minor}"
             raise Wrong(reason, RefusalCode.NODE_MISMATCH)
         changed = max(changed, link.st_ctime)
-        nodes.append(DrmNode(name, f"/dev/dri/{name}", path, major, minor))
+        inside = f"/dev/dri/{name}"
+        nodes.append(DrmNode(name, inside, roots.on_node(inside), major, minor))
     return tuple(nodes), tuple(missing), changed
 
 

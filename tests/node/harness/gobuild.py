@@ -23,20 +23,42 @@ _PROBE = Path(__file__).parent / "probe"
 
 def kubelet(release: Release) -> Path:
     """Build the kubelet of one release; the answer is its folder in the cache."""
+    return kubernetes(release, "kubelet")
+
+
+def kubernetes(release: Release, program: str) -> Path:
+    """Build one of the programs of a Kubernetes release; the answer is its folder in the cache.
+
+    :param program: the name of its folder below ``cmd`` in the sources: kubelet, kube-apiserver, …
+    """
     ldflags = f"-s -w -X k8s.io/component-base/version.gitVersion={release.version}"
 
     def make(out: Path) -> None:
-        source = _download("k8s.io/kubernetes", release.version)
-        required = Path(source["GoMod"]).read_text()
-        staging = "v0." + release.version.split(".", 1)[1]
-        replaced = "".join(f"\t{name} => {name} {staging}\n" for name in _STAGING.findall(required))
-        gomod = (
-            f"module gpuplug.test/kubelet\n\ngo {_go_line(required)}\n\n"
-            f"require k8s.io/kubernetes {release.version}\n\nreplace (\n{replaced})\n"
-        )
-        _build_module(out, gomod, ["k8s.io/kubernetes/cmd/kubelet"], ldflags)
+        _build_module(out, _kubernetes_gomod(release), [f"k8s.io/kubernetes/cmd/{program}"], ldflags)
 
-    return cached(f"kubelet-{release}", ldflags, make)
+    return cached(f"{program}-{release}", ldflags, make)
+
+
+def etcd(release: Release) -> Path:
+    """Build the etcd server whose client this Kubernetes release has; the answer is its folder in the cache."""
+    ldflags = "-s -w"
+    package = "go.etcd.io/etcd/server/v3"
+
+    def make(out: Path) -> None:
+        _build_module(out, _kubernetes_gomod(release), [package], ldflags, program="etcd")
+
+    return cached(f"etcd-for-{release}", package + ldflags, make)
+
+
+def _kubernetes_gomod(release: Release) -> str:
+    """Write a go.mod that requires one Kubernetes release, with its staging modules pointed at it."""
+    required = Path(_download("k8s.io/kubernetes", release.version)["GoMod"]).read_text()
+    staging = "v0." + release.version.split(".", 1)[1]
+    replaced = "".join(f"\t{name} => {name} {staging}\n" for name in _STAGING.findall(required))
+    return (
+        f"module gpuplug.test/kubernetes\n\ngo {_go_line(required)}\n\n"
+        f"require k8s.io/kubernetes {release.version}\n\nreplace (\n{replaced})\n"
+    )
 
 
 def containerd() -> Path:
@@ -66,12 +88,15 @@ def probe() -> Path:
     return cached("probe", inputs, make)
 
 
-def _build_module(out: Path, gomod: str, packages: Sequence[str], ldflags: str) -> None:
-    """Build packages of the modules that `gomod` requires; go fills in what it leaves out."""
+def _build_module(out: Path, gomod: str, packages: Sequence[str], ldflags: str, *, program: str = "") -> None:
+    """Build packages of the modules that `gomod` requires; go fills in what it leaves out.
+
+    :param program: the name of the one program, where it is not the package's own
+    """
     module = out / "module"
     module.mkdir()
     (module / "go.mod").write_text(gomod)
-    _go(["build", "-mod=mod", "-trimpath", "-ldflags", ldflags, "-o", f"{out}/", *packages], module)
+    _go(["build", "-mod=mod", "-trimpath", "-ldflags", ldflags, "-o", f"{out}/{program}", *packages], module)
 
 
 def _download(module: str, version: str) -> dict[str, str]:
