@@ -38,9 +38,7 @@ def mounts(roots: Roots, mode: str, nodes: Collection[str]) -> tuple[Mount, ...]
         return ()
     if mode == "all":
         return (Mount(FOLDER, told),)
-    return tuple(
-        Mount(f"{FOLDER}/{link}", f"{told}/{link}") for link in links if _leads(folder, link, nodes)
-    )
+    return tuple(Mount(f"{FOLDER}/{link}", f"{told}/{link}") for link in links if _leads(folder, link, nodes))
 
 
 def _leads(folder: str, link: str, nodes: Collection[str]) -> bool:
