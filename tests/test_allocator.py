@@ -164,6 +164,16 @@ async def test_by_default_a_container_gets_the_by_path_links_of_its_own_gpu(
     assert given.mounts[1:] == tuple(Mount(path, f"{machine.root}{path}") for path in links)
 
 
+@pytest.mark.parametrize("mode", ["single", "all"])
+async def test_links_are_told_by_the_paths_that_the_kubelet_knows(
+    node: Node, listed: Resource, links: list[str], mode: str
+) -> None:
+    node.roots = Roots.of(replace(node.settings, prefix=node.roots.prefix, node_root="/"))
+    node.settle(bypath=mode)
+    told = [mount.host_path for mount in (await node.allocate(listed, [A])).mounts[1:]]
+    assert told == (links if mode == "single" else ["/dev/dri/by-path"])
+
+
 async def test_all_of_by_path_is_the_folder_and_none_is_nothing(
     node: Node, listed: Resource, links: list[str], machine: Machine
 ) -> None:

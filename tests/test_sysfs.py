@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from gpuplug.core.inventory import build
 from gpuplug.host.sysfs import SETTLING, Roots, look, scan
 from gpuplug.model import CompanionNode, Gpu, Inventory, Snapshot
-from gpuplug.settings import Settings
 from gpuplug.observe.changes import changes
 from gpuplug.settings import Settings
 from gpuplug.testing import Lie, Machine, break_node

@@ -40,7 +40,7 @@ def kubernetes(release: Release, program: str) -> Path:
 
 
 def etcd(release: Release) -> Path:
-    """Build the etcd server whose client this Kubernetes release has; the answer is its folder in the cache."""
+    """Build the etcd server that this Kubernetes release requires; the answer is its folder in the cache."""
     ldflags = "-s -w"
     package = "go.etcd.io/etcd/server/v3"
 
