@@ -15,6 +15,7 @@ what can be expected to fail is handled where it happens and tried again.
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +36,7 @@ from gpuplug.latest import Latest
 from gpuplug.model import Inventory
 from gpuplug.observe.changes import around, changes
 from gpuplug.observe.refusals import ALL_MODULES
+from gpuplug.witness import NOBODY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,9 +46,10 @@ if TYPE_CHECKING:
     from gpuplug.host.watch import Notifier
     from gpuplug.plugins.loader import Loaded
     from gpuplug.settings import Settings
+    from gpuplug.witness import Witness
 
 DRIVERS_PROBE: Final = 1.0
-"""Seconds after the start until GPUs without a DRM device are told of: kernel drivers may be at it."""
+"""Seconds after a tick until GPUs without a DRM device are told of: kernel drivers may be at it."""
 
 
 async def serve(
@@ -54,11 +57,13 @@ async def serve(
     loaded: Loaded,
     *,
     notifier: Callable[[], Notifier] = open_notifier,
+    witness: Witness = NOBODY,
     task_status: TaskStatus[Endpoints] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve every GPU of the machine until cancelled; leave no socket behind.
 
     :param notifier: opens inotify.
+    :param witness: told what happens: with ``--listen`` it keeps what /metrics and its like show.
     :param task_status: told the Endpoints once everything is set up.
     """
     for broken in loaded.broken:
@@ -71,24 +76,30 @@ async def serve(
     await _clean_up(settings.kubelet_dir)
     async with anyio.create_task_group() as tasks:
         allocate = FreshAllocator(roots, loaded.drivers, settings)
-        endpoints = Endpoints(tasks, kubelet, allocate, settings.allocation_policy)
+        endpoints = Endpoints(tasks, kubelet, allocate, settings.allocation_policy, witness)
         ticks = {Place(roots.dri): machine_ticks, Place(settings.kubelet_dir): kubelet.ticks}
         for path in loaded.companion_nodes:
             ticks[Place(f"{roots.prefix}{path}")] = machine_ticks
         watching = partial(watch, tuple(ticks), partial(_tick, ticks), open_=notifier)
         tasks.start_soon(watching, name="watch")
         tasks.start_soon(_resync, settings.resync, partial(_tick, ticks, frozenset(ticks)), name="resync")
-        tasks.start_soon(_tell_of_displays, roots, settings.resync, name="displays")
+        tasks.start_soon(_tell_of_displays, roots, machine_ticks, witness, name="displays")
         task_status.started(endpoints)
-        await _follow_machine(settings, loaded, roots, machine_ticks, endpoints)
+        await _follow_machine(settings, loaded, roots, machine_ticks, endpoints, witness)
 
 
 async def _follow_machine(
-    settings: Settings, loaded: Loaded, roots: Roots, ticks: Latest[None], endpoints: Endpoints
+    settings: Settings,
+    loaded: Loaded,
+    roots: Roots,
+    ticks: Latest[None],
+    endpoints: Endpoints,
+    witness: Witness,
 ) -> None:
     """Look, decide and publish, at every tick."""
     look = partial(scan, roots, loaded.sysfs_attributes, loaded.companion_nodes)
     inventory: Inventory | None = None
+    asked = time.monotonic()
     while True:
         version = ticks.version
         snapshot = await anyio.to_thread.run_sync(look)
@@ -97,6 +108,7 @@ async def _follow_machine(
         latest = build(snapshot, loaded.drivers, settings, known)
         for line in changes(inventory, latest):
             logger.log(line.level, "{}", line.text)
+        witness.looked(latest, asked)
         endpoints.apply(diff(known, latest))
         if inventory is None:
             await anyio.to_thread.run_sync(give_back)
@@ -104,18 +116,22 @@ async def _follow_machine(
         # What was seen in the middle of coming or going is looked at again when that is over.
         with anyio.move_on_after(snapshot.settled_in or None):
             await ticks.newer(version)
+        if not snapshot.settled_in:
+            asked = time.monotonic()
 
 
-async def _tell_of_displays(roots: Roots, seconds: float) -> None:
+async def _tell_of_displays(roots: Roots, ticks: Latest[None], witness: Witness) -> None:
     """Tell of GPUs that no kernel driver made a DRM device for, and why: at the start, and if it changes."""
     known = None
-    await anyio.sleep(DRIVERS_PROBE)
     while True:
+        version = ticks.version
+        await anyio.sleep(DRIVERS_PROBE)
         seen = await anyio.to_thread.run_sync(survey, roots, ALL_MODULES)
         for line in around(known, seen):
             logger.log(line.level, "{}", line.text)
+        witness.surveyed(seen)
         known = seen
-        await anyio.sleep(seconds)
+        await ticks.newer(version)
 
 
 def _tick(ticks: dict[Place, Latest[None]], touched: frozenset[Place]) -> None:

@@ -7,6 +7,7 @@ whether a folder exists is found out by the command that needs it.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -38,6 +39,12 @@ BY_PATH: Final = ("single", "none", "all")
 MONITORING: Final = ("split", "single")
 
 _WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,30}", re.ASCII)
+_LABEL: Final = r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_HOST_PORT: Final = re.compile(
+    r"(\[(?P<ipv6>[0-9a-fA-F:.]+(%[\w.-]{1,15})?)\]|(?P<ipv4>[0-9.]+)"
+    rf"|{_LABEL}(\.{_LABEL})*)?:(?P<port>[0-9]{{1,5}})",
+    re.ASCII,
+)
 _SECONDS: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 
 
@@ -82,6 +89,29 @@ def _names(text: str) -> tuple[str, ...]:
     if "" in names or any(name != name.strip() or not name.isprintable() for name in names):
         raise ValueError("is not a name, or several with a comma between them")
     return names
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Split a ``HOST:PORT`` that was taken; an empty host means every address of the machine."""
+    host, _, port = text.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _address(text: str) -> str:
+    """Take ``HOST:PORT``: a name, an IPv4 address, an IPv6 address in brackets, or nothing as HOST."""
+    if not text:
+        return ""
+    found = _HOST_PORT.fullmatch(text)
+    if found is None or int(found["port"]) > 65535:  # noqa: PLR2004 - the largest port
+        raise ValueError("is not HOST:PORT, such as :9380, 127.0.0.1:9380 or [::1]:9380")
+    if found["ipv6"] is not None or found["ipv4"] is not None:
+        try:
+            ipaddress.ip_address(found["ipv6"] or found["ipv4"])
+        except ValueError:
+            raise ValueError(
+                f"is not HOST:PORT: {found['ipv6'] or found['ipv4']!r} is no IP address"
+            ) from None
+    return text
 
 
 def _choice(*choices: str) -> Callable[[str], str]:
@@ -129,6 +159,8 @@ class Settings:
     """The folder with ``kubelet.sock``; the kubelet's own default, which ``--root-dir`` does not move."""
     resync: float = 60.0
     """Seconds between two looks at the machine when no event asks for one."""
+    listen: str = ""
+    """``HOST:PORT`` of /metrics and its like; empty for no network listener at all."""
     log_level: str = "info"
     log_format: str = "text"
     driver: tuple[str, ...] = ()
@@ -197,6 +229,7 @@ OPTIONS: Final = (
     Option("--node-root", "DIR", _node_root, "the kubelet's own name for the folder of --prefix"),
     Option("--kubelet-dir", "DIR", _absolute, "the kubelet's device-plugins folder, with kubelet.sock"),
     Option("--resync", "SECONDS", _seconds, "time between two looks that no event asked for"),
+    Option("--listen", "HOST:PORT", _address, "serve /metrics, /readyz, /healthz and /report over HTTP"),
     Option("--log-level", "LEVEL", _choice(*LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),
     Option("--log-format", "FORMAT", _choice(*LOG_FORMATS), f"one of {', '.join(LOG_FORMATS)}"),
     Option("--driver", "NAME", _names, "load only these drivers (see `gpuplug drivers`)", many=True),

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "examples/why-zero/README.md").read_text()
 README = (ROOT / "README.md").read_text()
-SCHEMA = (ROOT / "gpuplug/observe/README.md").read_text()
+SCHEMA = (ROOT / "gpuplug/observe/README.md").read_text().partition("\n## Over HTTP")[0]
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
 UNHEALTHY = "unhealthy"
 A, B = "0000:03:00.0", "0000:04:00.0"

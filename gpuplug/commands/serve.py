@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -16,10 +17,12 @@ from gpuplug.commands.signals import StopSignals
 from gpuplug.core.identity import MAX_SOCKET_PATH, socket_name, socket_room
 from gpuplug.errors import SettingError
 from gpuplug.plugins.chosen import spelt_options
-from gpuplug.settings import Settings, origins, spelt
+from gpuplug.settings import Settings, origins, spelt, split_address
+from gpuplug.witness import NOBODY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import socket
+    from collections.abc import Mapping, Sequence
 
     from gpuplug.plugins.loader import Loaded
 
@@ -34,6 +37,7 @@ def run(given: Mapping[str, Any], environ: Mapping[str, str]) -> int:
     given = with_log_level(given)
     settings, loaded = prepared(given, environ)
     check_folders(settings, origins(given, environ))
+    sockets = listen(settings, origins(given, environ).get("listen", "--listen"))
     log.set_up(settings.log_level, settings.log_format)
     started = (
         "gpuplug",
@@ -46,7 +50,7 @@ def run(given: Mapping[str, Any], environ: Mapping[str, str]) -> int:
     for flag in given.get("ignored", ()):
         logger.warning("{} has no effect: {}", flag, IGNORED[flag])
     signals = StopSignals()
-    anyio.run(_until_told_to_stop, settings, loaded, signals)
+    anyio.run(_until_told_to_stop, settings, loaded, signals, sockets)
     signals.no_more()
     return 0
 
@@ -75,8 +79,32 @@ def check_folders(settings: Settings, chosen: Mapping[str, str]) -> None:
         ) from None
 
 
-async def _until_told_to_stop(settings: Settings, loaded: Loaded, signals: StopSignals) -> None:
+def listen(settings: Settings, chosen: str) -> list[socket.socket]:
+    """Listen where ``--listen`` says; nowhere, if it says nothing.
+
+    :param chosen: the option or variable that says it.
+    :raises SettingError: naming the option or variable, and the value.
+    """
+    if not settings.listen:
+        return []
+    from gpuplug.host.listen import bind, words  # noqa: PLC0415 - most processes do not listen
+
+    try:
+        return bind(*split_address(settings.listen))
+    except OSError as error:
+        raise SettingError(f"{chosen}: cannot listen on {settings.listen!r}: {words(error)}") from None
+
+
+async def _until_told_to_stop(
+    settings: Settings, loaded: Loaded, signals: StopSignals, sockets: Sequence[socket.socket]
+) -> None:
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(app.serve, settings, loaded)
+        witness = NOBODY
+        if sockets:
+            from gpuplug.commands.listening import watched  # noqa: PLC0415 - with what only listeners need
+
+            witness, answer = watched(settings, loaded)
+            tasks.start_soon(answer, sockets, name="http")
+        tasks.start_soon(partial(app.serve, settings, loaded, witness=witness))
         await signals.wait()
         tasks.cancel_scope.cancel()

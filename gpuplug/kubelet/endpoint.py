@@ -31,6 +31,7 @@ from gpuplug.kubelet.registration import DEADLINE, KUBELET_SOCKET, register, unr
 from gpuplug.kubelet.service import Allocator, Service, Streams
 from gpuplug.latest import Latest
 from gpuplug.model import Resource
+from gpuplug.witness import NOBODY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from gpuplug.core.inventory import InventoryDiff
     from gpuplug.model import ResourceName
+    from gpuplug.witness import Registration, Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class Endpoint:
         allocate: Allocator,
         patience: Patience = Patience(),
         policy: str = "none",
+        witness: Witness = NOBODY,
     ) -> None:
         """Serve ``resource`` until told another.
 
@@ -113,7 +116,9 @@ class Endpoint:
         self._allocate = allocate
         self._patience = patience
         self._policy = policy
+        self._witness = witness
         self._generation = 0
+        self._times = 1  # that it failed in the same way, in a row
         self._others: frozenset[str] = frozenset()
 
     async def run(self) -> None:
@@ -121,6 +126,7 @@ class Endpoint:
         backoff = Backoff()
         used: SocketId | None = None
         pause = 0.0
+        self._tell()
         while True:
             version = self._directory.ticks.version
             kubelet = await self._wait_for_kubelet()
@@ -148,7 +154,7 @@ class Endpoint:
     async def _session(self, kubelet: SocketId) -> str:
         """Serve, register and follow the stream; return why that came to an end."""
         self._generation += 1
-        service = Service(self.resource, self._allocate, self._policy)
+        service = Service(self.resource, self._allocate, self._policy, self._witness)
         room = socket_room(self._directory.path)
         name = socket_name(self.resource.value.name, self._directory.process, self._generation, room)
         ended: list[str] = []
@@ -180,11 +186,14 @@ class Endpoint:
             )
         except RegistrationError as error:
             if not service.streams.value.open:  # a stream is a success, whatever the answer was
+                self._registered("refused")
                 return end(str(error))
         with anyio.move_on_after(self._patience.stream):
             await _until(service.streams, lambda streams: streams.opened > 0)
         if not service.streams.value.opened:
+            self._registered("no_stream")
             return end(f"the kubelet answered and opened no stream within {self._patience.stream:g} s")
+        self._registered("streaming")
         if service.streams.value.open:  # else it has ended again already
             self._become(Phase.STREAMING)
         await _until(service.streams, lambda streams: streams.open == 0)
@@ -241,17 +250,36 @@ class Endpoint:
                 version, _ = await self._directory.ticks.newer(version)
 
     def _become(self, phase: Phase, reason: str = "") -> None:
-        """Change state, and say so once per change; a repeated failure is no change."""
+        """Change state, and say so once per change, with the count of what was not said."""
         before, state = self.state.value, EndpointState(phase, reason)
         if state == before:
+            if phase is Phase.LOST:
+                self._times += 1
+                self._tell()
             return
+        since = f"; before that, {self._times} times: {before.reason}" if self._times > 1 else ""
+        self._times = 1
         self.state.set(state)
+        self._tell()
         name = self.resource.value.name
         if phase is Phase.STREAMING:
             count = len(self.resource.value)
-            logger.info("{}: registered and streaming, {} device{}", name, count, "" if count == 1 else "s")
+            devices = f"{count} device{'' if count == 1 else 's'}"
+            logger.info("{}: registered and streaming, {}{}", name, devices, since)
         else:
-            logger.warning("{}: {}: {}", name, phase.value, reason)
+            logger.warning("{}: {}: {}{}", name, phase.value, reason, since)
+
+    def _tell(self) -> None:
+        state = self.state.value
+        self._witness.became(
+            self.resource.value.name,
+            streaming=state.phase is Phase.STREAMING,
+            phase=state.phase.value,
+            reason=f"{state.reason} ({self._times} times)" if self._times > 1 else state.reason,
+        )
+
+    def _registered(self, outcome: Registration) -> None:
+        self._witness.registered(self.resource.value.name, outcome)
 
 
 def _processes(sockets: Iterable[str]) -> frozenset[str]:
@@ -271,12 +299,18 @@ class Endpoints:
     """The Endpoints of the node; one that was started stays, with an empty list if need be."""
 
     def __init__(
-        self, tasks: TaskGroup, directory: KubeletDirectory, allocate: Allocator, policy: str = "none"
+        self,
+        tasks: TaskGroup,
+        directory: KubeletDirectory,
+        allocate: Allocator,
+        policy: str = "none",
+        witness: Witness = NOBODY,
     ) -> None:
         self._tasks = tasks
         self._directory = directory
         self._allocate = allocate
         self._policy = policy
+        self._witness = witness
         self._endpoints: dict[ResourceName, Endpoint] = {}
 
     def apply(self, diff: InventoryDiff) -> None:
@@ -284,7 +318,9 @@ class Endpoints:
         for resource in (*diff.added, *diff.changed, *(Resource(name) for name in diff.gone)):
             endpoint = self._endpoints.get(resource.name)
             if endpoint is None:
-                endpoint = Endpoint(resource, self._directory, self._allocate, policy=self._policy)
+                endpoint = Endpoint(
+                    resource, self._directory, self._allocate, policy=self._policy, witness=self._witness
+                )
                 self._endpoints[resource.name] = endpoint
                 self._tasks.start_soon(endpoint.run, name=f"endpoint {resource.name}")
             else:

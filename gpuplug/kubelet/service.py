@@ -5,6 +5,7 @@ No call keeps anything for the next one, and all of them read the same ``Latest`
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -31,6 +32,7 @@ from gpuplug.kubelet.v1beta1 import (
 )
 from gpuplug.kubelet.wire import encode_allocations, encode_list
 from gpuplug.latest import Latest
+from gpuplug.witness import NOBODY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from grpclib.server import Stream
 
     from gpuplug.model import Allocation, Resource
+    from gpuplug.witness import Witness
 
 LIST_AND_WATCH: Final = "/v1beta1.DevicePlugin/ListAndWatch"
 
@@ -66,10 +69,17 @@ class Streams:
 class Service(DevicePluginBase):
     """Serve one Resource; one Service belongs to one Listener."""
 
-    def __init__(self, resource: Latest[Resource], allocate: Allocator, policy: str = "none") -> None:
+    def __init__(
+        self,
+        resource: Latest[Resource],
+        allocate: Allocator,
+        policy: str = "none",
+        witness: Witness = NOBODY,
+    ) -> None:
         self._resource = resource
         self._allocate = allocate
         self._policy = policy
+        self._witness = witness
         self.streams: Final = Latest(Streams())
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
@@ -93,6 +103,7 @@ class Service(DevicePluginBase):
             while True:
                 version, resource = await self._resource.newer(version)
                 await stream.send_message(encode_list(resource))
+                self._witness.sent(resource)
         finally:
             self._count(opened=0, open_=-1)
 
@@ -129,8 +140,14 @@ class Service(DevicePluginBase):
 
     async def allocate(self, message: AllocateRequest) -> AllocateResponse:
         """Answer for each container; one that cannot be answered fails the whole call."""
-        resource = self._resource.value
-        given = [await self._allocate(resource, asked.devices_ids) for asked in message.container_requests]
+        resource, began, failed = self._resource.value, time.perf_counter(), True
+        try:
+            given = [
+                await self._allocate(resource, asked.devices_ids) for asked in message.container_requests
+            ]
+            failed = False
+        finally:
+            self._witness.allocated(resource.name, time.perf_counter() - began, failed=failed)
         return cast("AllocateResponse", encode_allocations(given))  # as good as one: our Codec sends it
 
     async def pre_start_container(self, message: PreStartContainerRequest) -> PreStartContainerResponse:
