@@ -15,6 +15,7 @@ from gpuplug_amdgpu.partitions import ATTRIBUTES, is_partition, mode_of, parent_
 if TYPE_CHECKING:
     from gpuplug import Gpu, Settings
 
+GPUPLUG_HOOKS: Final = 1
 KFD: Final = "/dev/kfd"
 """The way to compute on any of the GPUs; which of them, the render nodes decide (kfd_priv.h)."""
 

@@ -14,6 +14,7 @@ from gpuplug import DriverOption, hookimpl, is_resource_name
 if TYPE_CHECKING:
     from gpuplug import Gpu, Settings
 
+GPUPLUG_HOOKS: Final = 1
 FIELD: Final = "{kernel_driver}"
 LONGEST: Final = 32
 """Characters of a kernel driver's name, so that a template that is taken has room for all of them."""
