@@ -30,7 +30,8 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session", autouse=True)
 def _no_blocking() -> Iterator[None]:
     """Fail what blocks the event loop in gpuplug; the fakes do their file work there on purpose."""
-    fakes = ["gpuplug.testing", "gpuplug.commands.demo"]
+    shows = [f"gpuplug.commands.{name}" for name in ("demo", "demo_gpu", "say")]
+    fakes = ["gpuplug.testing", *shows]
     with blockbuster_ctx(scanned_modules=["gpuplug"], excluded_modules=fakes) as guard:
         for function in guard.functions.values():  # what Allocate looks up is in memory: see there
             function.can_block_in("gpuplug/host/sysfs.py", "look")

@@ -11,20 +11,23 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from gpuplug import app, log
+from gpuplug.commands.demo_gpu import parse_gpu, show_gpu
+from gpuplug.commands.prepare import WORDS, prepared
+from gpuplug.commands.say import describe, say, say_answer
+from gpuplug.errors import SettingError
 from gpuplug.plugins import loader
 from gpuplug.settings import Settings
 from gpuplug.testing import FakeKubelet, Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gpuplug.testing import FakeGpu
+    from collections.abc import Awaitable, Callable, Mapping
 
 I915: Final = "gpu.intel.com/i915"
 XE: Final = "gpu.intel.com/xe"
@@ -32,13 +35,26 @@ _FIRST, _SECOND, _THIRD = "0000:03:00.0", "0000:04:00.0", "0000:05:00.0"
 
 
 def run(given: Mapping[str, object], environ: Mapping[str, str]) -> int:
-    """Run the demonstration and return 0; 1 if something did not happen."""
-    del environ
-    keep = bool(given["keep"])
+    """Run the demonstration and return 0; 1 if something did not happen.
+
+    :raises SettingError: for an option or a variable that cannot be used.
+    """
+    keep, named, words = bool(given["keep"]), given["gpu"], given.get(WORDS)
+    play: Callable[[Path], Awaitable[str]]
+    failure = ""
+    if named is not None:
+        gpu = parse_gpu(str(named))
+        settings, loaded = prepared(given, environ)
+        play = partial(show_gpu, loaded, settings, gpu=gpu, keep=keep)
+    elif isinstance(words, list):
+        raise SettingError(f"unknown option or argument: {words[0]!r}")
+    else:
+        loaded = loader.load()
+        failure = missing_drivers(loaded)
+        play = partial(show, loaded, keep=keep)
     log.set_up("info" if keep else "error", "text")
-    loaded = loader.load()
     with tempfile.TemporaryDirectory(prefix="gpuplug-demo-") as folder:
-        failure = missing_drivers(loaded) or anyio.run(_until_interrupted, loaded, Path(folder), keep)
+        failure = failure or anyio.run(_until_interrupted, play, Path(folder))
     if failure:
         print(f"gpuplug demo: {failure}", file=sys.stderr)  # noqa: T201 - as a command's other errors
     return 1 if failure else 0
@@ -50,13 +66,13 @@ def missing_drivers(loaded: loader.Loaded) -> str:
     return f"no driver {' and no driver '.join(sorted(missing))}: install gpuplug-intel" if missing else ""
 
 
-async def _until_interrupted(loaded: loader.Loaded, folder: Path, keep: bool) -> str:
+async def _until_interrupted(show: Callable[[Path], Awaitable[str]], folder: Path) -> str:
     failures: list[str] = []
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with anyio.create_task_group() as tasks:
 
             async def play() -> None:
-                failures.append(await show(loaded, folder, keep=keep))
+                failures.append(await show(folder))
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(play)
@@ -73,7 +89,7 @@ async def show(loaded: loader.Loaded, folder: Path, *, keep: bool, within: float
     :return: what did not happen; empty if all did.
     """
     machine = Machine(folder / "machine")
-    _say(
+    say(
         "gpuplug demo: a made-up machine, a kubelet in this process, and the code of `gpuplug serve`.\n\n"
         "The machine has two GPUs:"
     )
@@ -81,7 +97,7 @@ async def show(loaded: loader.Loaded, folder: Path, *, keep: bool, within: float
         machine.add_gpu(_FIRST, driver="i915", numa_node=0),
         machine.add_gpu(_SECOND, driver="xe", device=0xE20B, numa_node=1),
     ):
-        _say(f"  {_describe(machine, gpu)}")
+        say(f"  {describe(machine, gpu)}")
     settings = Settings(prefix=str(machine.root), kubelet_dir=str(folder / "kubelet"))
     async with FakeKubelet(folder / "kubelet") as kubelet, anyio.create_task_group() as tasks:
         begun = time.monotonic()
@@ -92,13 +108,13 @@ async def show(loaded: loader.Loaded, folder: Path, *, keep: bool, within: float
             tasks.cancel_scope.cancel()
             return str(error)
         if keep:
-            _say(
+            say(
                 f"\nIt stays until you press Ctrl-C. The machine is in {machine.root}; for example\n"
                 f"  rm {machine.dri}/card0\nmakes the first GPU unhealthy."
             )
             await anyio.sleep_forever()
         tasks.cancel_scope.cancel()
-    _say("\ngpuplug was told to stop: its sockets are gone. That is all.")
+    say("\ngpuplug was told to stop: its sockets are gone. That is all.")
     return ""
 
 
@@ -116,22 +132,22 @@ class _Show:
 
         :raises TimeoutError: if the kubelet does not get to know what it should.
         """
-        _say("\ngpuplug starts, serves one socket per resource, and registers:")
+        say("\ngpuplug starts, serves one socket per resource, and registers:")
         for resource, address in ((I915, _FIRST), (XE, _SECOND)):
             await self._arrives(resource, {address}, "after the start", self.begun)
         await self._allocate()
-        _say(f"\nA third GPU is plugged in, {_THIRD} with i915:")
+        say(f"\nA third GPU is plugged in, {_THIRD} with i915:")
         self.machine.add_gpu(_THIRD, driver="i915", numa_node=1)
         await self._arrives(I915, {_FIRST, _THIRD}, "later")
-        _say("\nIt is unplugged:")
+        say("\nIt is unplugged:")
         self.machine.remove_gpu(_THIRD)
         await self._arrives(I915, {_FIRST}, "later")
-        _say(f"\n{_SECOND} is rebound from the kernel driver xe to i915:")
+        say(f"\n{_SECOND} is rebound from the kernel driver xe to i915:")
         self.machine.rebind(_SECOND, "i915")
         rebound = time.monotonic()
         await self._arrives(XE, set(), "later", rebound)
         await self._arrives(I915, {_FIRST, _SECOND}, "later", rebound)
-        _say("\nThe kubelet restarts; it deletes all sockets and knows nothing any more:")
+        say("\nThe kubelet restarts; it deletes all sockets and knows nothing any more:")
         await self.kubelet.restart()
         restarted = time.monotonic()
         await self._arrives(I915, {_FIRST, _SECOND}, "after its socket was there", restarted)
@@ -144,25 +160,8 @@ class _Show:
         latest = self.kubelet.resource(resource).latest
         took = 1000 * ((latest.at if latest else since) - since)
         shown = ", ".join(sorted(devices)) or "no device"
-        _say(f"  {took:5.0f} ms {when} the kubelet has {resource}: {shown}")
+        say(f"  {took:5.0f} ms {when} the kubelet has {resource}: {shown}")
 
     async def _allocate(self) -> None:
-        _say(f"\nA container with `limits: {{{I915}: 1}}` is admitted; Allocate answers:")
-        answer = (await self.kubelet.allocate(I915, [[_FIRST]])).container_responses[0]
-        for spec in answer.devices:
-            _say(f"  node {spec.container_path:<20} {spec.permissions}  (made from {spec.host_path})")
-        for key, value in sorted(answer.envs.items()):
-            _say(f"  env  {key}={value}")
-
-
-def _describe(machine: Machine, gpu: FakeGpu) -> str:
-    home = machine.device(gpu.address)
-    driver = (home / "driver").resolve().name
-    ids = ":".join((home / name).read_text().strip().removeprefix("0x") for name in ("vendor", "device"))
-    numa = (home / "numa_node").read_text().strip()
-    return f"{gpu.address}  {driver:<4}  {ids}  NUMA node {numa}  {', '.join(gpu.nodes)}"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+        say(f"\nA container with `limits: {{{I915}: 1}}` is admitted; Allocate answers:")
+        say_answer((await self.kubelet.allocate(I915, [[_FIRST]])).container_responses[0])

@@ -201,6 +201,11 @@ def _verify(parser: argparse.ArgumentParser) -> None:
 
 def _demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", action="store_true", help="stay until interrupted, and log what happens")
+    parser.add_argument(
+        "--gpu",
+        metavar="NAME[,FILE=TEXT]",
+        help="to try a driver package: show one GPU on the kernel driver NAME, with such files in sysfs",
+    )
 
 
 COMMANDS: Final[Mapping[str, Command]] = {
@@ -260,8 +265,14 @@ COMMANDS: Final[Mapping[str, Command]] = {
         (
             ("gpuplug demo", "two GPUs, an Allocate, a third GPU that is plugged in, and the end"),
             ("gpuplug demo --keep", "stay until Ctrl-C, with the log"),
+            ("gpuplug demo --gpu amdgpu", "what the driver package for it makes of a GPU"),
+            (
+                "gpuplug demo --gpu v3d --drm-kernel-drivers v3d",
+                "the same, with an option of a driver package",
+            ),
         ),
         ((0, "all that was told did happen"), (1, "something did not")),
+        asks_drivers=True,
     ),
 }
 """Each command is the module of that name in ``gpuplug.commands``."""
