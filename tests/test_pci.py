@@ -150,10 +150,11 @@ def node(path: Path) -> DrmNode:
 
 
 def test_owners_and_modes_come_from_stat_and_their_names_from_the_machine(tmp_path: Path) -> None:
-    path = tmp_path / "card0"
+    path = tmp_path / "dev/dri/card0"
+    path.parent.mkdir(parents=True)
     path.touch()
     path.chmod(0o640)
-    nodes = [node(path), node(tmp_path / "card1")]
+    nodes = [node(path), node(path.with_name("card1"))]
     mode, uid, gid = path.stat().st_mode, path.stat().st_uid, path.stat().st_gid
     roots = Roots(str(tmp_path))
     assert access(roots, nodes) == {"card0": Access(mode, uid, gid)}
