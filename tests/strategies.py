@@ -1,6 +1,6 @@
 """Hypothesis strategies for what goes over the wire, and Google's protobuf as a second opinion.
 
-Google's classes are made from the same .proto file by Google's compiler, at the first
+Google's classes are made from the same .proto files by Google's compiler, at the first
 use; neither betterproto2 nor gpuplug.kubelet.wire has a part in that.
 """
 
@@ -17,7 +17,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import strategies as st
 
-from gpuplug.kubelet.v1beta1.message_pool import default_message_pool
+from gpuplug.kubelet.podresources.message_pool import default_message_pool as pod_resources
+from gpuplug.kubelet.v1beta1.message_pool import default_message_pool as device_plugin
 from gpuplug.model import Gpu, Offer, Resource, ResourceName, Verdict
 
 if TYPE_CHECKING:
@@ -26,19 +27,19 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message as GoogleMessage
 
 PROTOS: Final = Path(__file__).resolve().parent.parent / "protos"
-SOURCE: Final = "deviceplugin/v1beta1.proto"
+SOURCES: Final = ("deviceplugin/v1beta1.proto", "podresources/v1.proto")
 
-type_url = "type.googleapis.com/v1beta1.{}".format
 MESSAGES: Final[dict[str, type[betterproto2.Message]]] = {
-    url.removeprefix(type_url("")): message
-    for url, message in sorted(default_message_pool.url_to_type.items())
+    url.removeprefix("type.googleapis.com/").removeprefix("v1beta1."): message
+    for pool in (device_plugin, pod_resources)
+    for url, message in sorted(pool.url_to_type.items())
 }
-"""Our class of every message of the API, by the message's name in the .proto file."""
+"""Our class of every message, by the name in its .proto file; with ``v1.`` where it tells of pod resources."""
 
 
 @cache
 def google_pool() -> descriptor_pool.DescriptorPool:
-    """Compile the .proto file with Google's protoc and give the types that it declares."""
+    """Compile the .proto files with Google's protoc and give the types that it declares."""
     with tempfile.TemporaryDirectory(prefix="gpuplug-descriptors-") as folder:
         out = Path(folder) / "descriptors"
         subprocess.run(
@@ -48,7 +49,7 @@ def google_pool() -> descriptor_pool.DescriptorPool:
                 "grpc_tools.protoc",
                 f"--proto_path={PROTOS}",
                 f"--descriptor_set_out={out}",
-                SOURCE,
+                *SOURCES,
             ],
             check=True,
         )
@@ -66,7 +67,11 @@ def google_type(name: str) -> type[GoogleMessage]:
 
 
 def _descriptor(name: str) -> Descriptor:
-    return google_pool().FindMessageTypeByName(f"v1beta1.{name}")
+    return google_pool().FindMessageTypeByName(name if "." in name else f"v1beta1.{name}")
+
+
+def _name(descriptor: Descriptor) -> str:
+    return str(descriptor.full_name).removeprefix("v1beta1.")
 
 
 def our_message(name: str, content: dict[str, Any]) -> betterproto2.Message:
@@ -79,8 +84,8 @@ def _our_value(field: FieldDescriptor, value: Any) -> Any:
     if field.message_type is None or field.message_type.GetOptions().map_entry:
         return value
     if field.is_repeated:
-        return [our_message(field.message_type.name, item) for item in value]
-    return our_message(field.message_type.name, value)
+        return [our_message(_name(field.message_type), item) for item in value]
+    return our_message(_name(field.message_type), value)
 
 
 def contents(name: str) -> st.SearchStrategy[dict[str, Any]]:

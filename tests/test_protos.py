@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpuplug.kubelet import v1beta1
-from tests.strategies import MESSAGES, google_pool
+from gpuplug.kubelet import podresources, v1beta1
+from tests.strategies import MESSAGES, SOURCES, google_pool
 
 ROOT = Path(__file__).resolve().parent.parent
 GENERATE = ROOT / "protos" / "generate.py"
@@ -24,7 +24,8 @@ def test_a_file_that_was_edited_by_hand_is_named(tmp_path: Path) -> None:
     copy = tmp_path / "protos"
     copy.mkdir()
     (copy / "generate.py").write_bytes(GENERATE.read_bytes())
-    (copy / "deviceplugin").symlink_to(GENERATE.parent / "deviceplugin")
+    for api in ("deviceplugin", "podresources"):
+        (copy / api).symlink_to(GENERATE.parent / api)
     target = tmp_path / "gpuplug" / "kubelet" / "v1beta1"
     target.parent.mkdir(parents=True)
     command = [sys.executable, str(copy / "generate.py")]
@@ -37,6 +38,7 @@ def test_a_file_that_was_edited_by_hand_is_named(tmp_path: Path) -> None:
     assert check.returncode == 1
     assert "message_pool.py is not what deviceplugin/v1beta1.proto gives" in check.stderr
     assert "__init__.py" not in check.stderr
+    assert "podresources" not in check.stderr
 
 
 def test_the_services_have_the_paths_that_a_kubelet_calls() -> None:
@@ -51,9 +53,15 @@ def test_the_services_have_the_paths_that_a_kubelet_calls() -> None:
     }
 
 
-def test_every_message_of_the_proto_file_has_a_class() -> None:
-    declared = google_pool().FindFileByName("deviceplugin/v1beta1.proto").message_types_by_name
-    assert set(MESSAGES) == set(declared)
+def test_the_pod_resources_have_the_paths_that_a_kubelet_serves() -> None:
+    paths = set(podresources.PodResourcesListerBase().__mapping__())
+    assert paths == {"/v1.PodResourcesLister/List", "/v1.PodResourcesLister/GetAllocatableResources"}
+
+
+def test_every_message_of_the_proto_files_has_a_class() -> None:
+    files = [google_pool().FindFileByName(source) for source in SOURCES]
+    declared = {message.full_name for file in files for message in file.message_types_by_name.values()}
+    assert {name if "." in name else f"v1beta1.{name}" for name in MESSAGES} == declared
 
 
 def test_the_messages_import_without_the_compilers_and_without_googles_protobuf() -> None:
