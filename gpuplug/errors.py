@@ -9,7 +9,8 @@
     ├── AllocationError       an Allocate that cannot be answered: the kubelet shows the text on the pod
     │   ├── UnknownDeviceError    no such Device on this resource
     │   └── UnavailableDeviceError    the Device is there and cannot be used now
-    └── RegistrationError     the kubelet did not take our registration: tried again with back-off
+    └── KubeletError          a call to the kubelet that came to nothing
+        └── RegistrationError     it did not take our registration: tried again with back-off
 """
 
 from __future__ import annotations
@@ -47,5 +48,14 @@ class UnavailableDeviceError(AllocationError):
     """The Device is unhealthy, or its nodes are gone since the kubelet's last list."""
 
 
-class RegistrationError(GpuplugError):
+class KubeletError(GpuplugError):
+    """A call to the kubelet came to nothing; the text says why."""
+
+    def __init__(self, text: str, status: str = "") -> None:
+        super().__init__(text)
+        self.status = status
+        """The name of the gRPC status that it answered with, if it did."""
+
+
+class RegistrationError(KubeletError):
     """The kubelet refused, or did not answer, or never opened a stream."""

@@ -32,6 +32,9 @@ Counted by ``core.sizes`` for PCI addresses of 16 characters, the longest that t
 
 NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
+MAX_SOCKET_PATH: Final = 107
+"""Bytes of a unix socket's path: ``sun_path`` of unix(7) has 108, one of them for the final NUL."""
+
 LOG_LEVELS: Final = ("trace", "debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
 POLICIES: Final = ("none", "balanced", "packed")
@@ -74,6 +77,15 @@ def _absolute(text: str) -> str:
     except UnicodeEncodeError:  # bytes of another encoding; the kubelet takes UTF-8 alone
         raise ValueError("is not UTF-8") from None
     return text.rstrip("/") or "/"
+
+
+def _socket(text: str) -> str:
+    path = _absolute(text)
+    if len(path.encode()) > MAX_SOCKET_PATH:
+        raise ValueError(
+            f"is longer than {MAX_SOCKET_PATH} bytes, which the path of a unix socket has at most"
+        )
+    return path
 
 
 def _prefix(text: str) -> str:
@@ -169,6 +181,8 @@ class Settings:
     """The drivers not to load."""
     options: Mapping[str, Any] = field(default_factory=lambda: NO_OPTIONS, hash=False)
     """For a driver that is asked: the values of its own options, by name; empty for anybody else."""
+    pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    """Where the kubelet tells who holds what; unlike ``kubelet_dir`` it moves with ``--root-dir``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +197,8 @@ class Option:
     """Whether it may be given several times, as it may be with commas."""
     bare: str | None = None
     """What it means without a value; ``None`` if it needs one."""
+    serves: bool = True
+    """Whether it is one of ``gpuplug serve``."""
 
     @property
     def field(self) -> str:
@@ -234,6 +250,7 @@ OPTIONS: Final = (
     Option("--log-format", "FORMAT", _choice(*LOG_FORMATS), f"one of {', '.join(LOG_FORMATS)}"),
     Option("--driver", "NAME", _names, "load only these drivers (see `gpuplug drivers`)", many=True),
     Option("--no-driver", "NAME", _names, "do not load these drivers", many=True),
+    Option("--pod-resources-socket", "PATH", _socket, "where the kubelet tells who holds what", serves=False),
 )
 _DEFAULTS: Final[Mapping[str, Any]] = {each.name: each.default for each in fields(Settings)}
 
@@ -282,5 +299,5 @@ def origins(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, s
 
 def spelt(settings: Settings) -> str:
     """Write as options what differs from the defaults, wherever it comes from."""
-    texts = {option: written(getattr(settings, option.field)) for option in OPTIONS}
+    texts = {option: written(getattr(settings, option.field)) for option in OPTIONS if option.serves}
     return " ".join(f"{option.flag}={text}" for option, text in texts.items() if text != default(option))

@@ -34,7 +34,7 @@ MESSAGES: Final[dict[str, type[betterproto2.Message]]] = {
     for pool in (device_plugin, pod_resources)
     for url, message in sorted(pool.url_to_type.items())
 }
-"""Our class of every message, by the name in its .proto file; with ``v1.`` where it tells of pod resources."""
+"""Our class of every message, by the name in its .proto file; with ``v1.`` for pod resources."""
 
 
 @cache

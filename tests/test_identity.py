@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from gpuplug.core.identity import (
     MAX_DEVICE_ID,
-    MAX_SOCKET_PATH,
     SOCKET_PREFIX,
     device_id,
     id_problem,
@@ -19,6 +18,7 @@ from gpuplug.core.identity import (
     socket_room,
     split_device_id,
 )
+from gpuplug.settings import MAX_SOCKET_PATH
 from tests.values import A, make_gpu, make_offer
 
 anything = st.text(st.characters(exclude_categories=()))  # lone surrogates too: names that are not UTF-8

@@ -20,7 +20,8 @@ import pytest
 from gpuplug import app
 from gpuplug.cli import main
 from gpuplug.commands.inspect import NOTHING, driver_reports, look, look_up
-from gpuplug.commands.tables import WIDTH, headline, show
+from gpuplug.commands.layout import WIDTH
+from gpuplug.commands.tables import headline, show
 from gpuplug.core.inventory import build as decide
 from gpuplug.host.attributes import Roots
 from gpuplug.host.pci import survey
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "examples/why-zero/README.md").read_text()
 README = (ROOT / "README.md").read_text()
-SCHEMA = (ROOT / "gpuplug/observe/README.md").read_text().partition("\n## Over HTTP")[0]
+SCHEMA = (ROOT / "gpuplug/observe/README.md").read_text().partition("## The JSON of `gpuplug status")[0]
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
 UNHEALTHY = "unhealthy"
 A, B = "0000:03:00.0", "0000:04:00.0"

@@ -14,10 +14,10 @@ from gpuplug.commands.folders import check_folder
 from gpuplug.commands.intel import IGNORED, with_log_level
 from gpuplug.commands.prepare import prepared
 from gpuplug.commands.signals import StopSignals
-from gpuplug.core.identity import MAX_SOCKET_PATH, socket_name, socket_room
+from gpuplug.core.identity import socket_name, socket_room
 from gpuplug.errors import SettingError
 from gpuplug.plugins.chosen import spelt_options
-from gpuplug.settings import Settings, origins, spelt, split_address
+from gpuplug.settings import MAX_SOCKET_PATH, Settings, origins, spelt, split_address
 from gpuplug.witness import NOBODY
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The Report for a person: text and tables, with colours on a terminal. The only module with rich.
+"""The Report for a person: text and tables, with colours on a terminal.
 
 The first screen answers "why is it 0": a headline, then what is not advertised, with why and what to
 do next; GPUs of the same fate share one paragraph. What there is in detail comes after it.
@@ -7,40 +7,31 @@ do next; GPUs of the same fate share one paragraph. What there is in detail come
 from __future__ import annotations
 
 import stat
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gpuplug.commands.layout import laid_out, listed, printable, rows
 from gpuplug.core.identity import device_id
 from gpuplug.observe.refusals import UNHEALTHY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from rich.console import Console
+
     from gpuplug.host.names import Access
     from gpuplug.model import Offer
     from gpuplug.observe.document import Details
     from gpuplug.observe.report import GpuReport, Report
 
-WIDTH: Final = 100
-"""Columns where the output is no terminal and COLUMNS does not say."""
-_LISTED: Final = 8
-"""Addresses that a paragraph lists before it only counts."""
-
 
 def show(report: Report, details: Details, stream: TextIO, environ: Mapping[str, str]) -> None:
     """Print it all; colours only on a terminal, and not with NO_COLOR."""
-    width = None if stream.isatty() or environ.get("COLUMNS") else WIDTH
-    console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False, _environ=environ)
-    with console.capture() as captured:
-        _print(console, report, details)
-    # Tables fill their columns up with blanks, and a name may have a letter that the locale lacks.
-    encoding = stream.encoding or "utf-8"
-    lines = (line.rstrip() for line in captured.get().splitlines())
-    stream.writelines(f"{line.encode(encoding, 'backslashreplace').decode(encoding)}\n" for line in lines)
+    lines = laid_out(stream, environ, lambda console: _print(console, report, details))
+    stream.writelines(f"{line}\n" for line in lines)
 
 
 def _print(console: Console, report: Report, details: Details) -> None:
@@ -52,11 +43,11 @@ def _print(console: Console, report: Report, details: Details) -> None:
         console.print(_resources(report))
     for gpu in report.gpus:
         console.print()
-        console.print(Text(_printable(gpu.address), "bold"))
-        console.print(_rows(_facts(gpu, details)))
+        console.print(Text(printable(gpu.address), "bold"))
+        console.print(rows(_facts(gpu, details)))
     console.print()
     console.print(Text("Driver packages", "bold"))
-    console.print(_rows(_packages(report)))
+    console.print(rows(_packages(report)))
 
 
 def headline(report: Report) -> str:
@@ -79,7 +70,7 @@ def _why(report: Report) -> Iterator[Table]:
     """Give a paragraph for each kind of refusal and of illness."""
     if report.nothing is not None:
         nothing = report.nothing
-        yield _rows([("Why", nothing.reason), ("Do next", nothing.advice), ("Kind", nothing.code)])
+        yield rows([("Why", nothing.reason), ("Do next", nothing.advice), ("Kind", nothing.code)])
     fates: dict[tuple[str, str, str], list[str]] = {}
     for gpu in report.gpus:
         if gpu.refusal is not None:
@@ -92,13 +83,7 @@ def _why(report: Report) -> Iterator[Table]:
     for (reason, advice, kind), addresses in fates.items():
         what = "Unhealthy" if kind == "unhealthy" else "Not advertised"
         why = reason or "its driver does not say"
-        yield _rows([(what, _listed(addresses)), ("Why", why), ("Do next", advice), ("Kind", kind)])
-
-
-def _listed(addresses: list[str]) -> str:
-    shown = ", ".join(addresses[:_LISTED])
-    rest = len(addresses) - _LISTED
-    return f"{shown} and {rest} more" if rest > 0 else shown
+        yield rows([(what, listed(addresses)), ("Why", why), ("Do next", advice), ("Kind", kind)])
 
 
 def _resources(report: Report) -> Table:
@@ -187,19 +172,3 @@ def _packages(report: Report) -> Iterator[tuple[str, str]]:
         )
     for problem in report.problems:
         yield "problem", problem
-
-
-def _rows(rows: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> Table:
-    """Lay names and texts out in two columns; a text wraps in its own."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True, min_width=14)
-    grid.add_column(overflow="fold")
-    for name, text in rows:
-        style = {"Not advertised": "red", "Unhealthy": "yellow", "Do next": "bold"}.get(name, "")
-        grid.add_row(Text(f"  {name}"), Text(_printable(text), style))
-    return grid
-
-
-def _printable(text: str) -> str:
-    """Show control characters as what they are: a name in sysfs, or a driver's words, may have any."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

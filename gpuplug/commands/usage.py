@@ -121,9 +121,9 @@ def _wrapped(text: str, width: int, indent: str, first: str | None = None) -> st
 
 
 def add_settings(parser: argparse.ArgumentParser, flags: Collection[str] = ()) -> None:
-    """Add the options of ``Settings``, or those of them that ``flags`` names."""
+    """Add the options that ``flags`` names, or all those of ``gpuplug serve``."""
     for option in OPTIONS:
-        if flags and option.flag not in flags:
+        if not (option.flag in flags if flags else option.serves):
             continue
         text = f"{option.help} (default: {default(option) or 'none'}; {option.variable})"
         bare: dict[str, Any] = {} if option.bare is None else {"nargs": "?", "const": option.bare}
@@ -195,6 +195,19 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (schema: gpuplug/observe/README.md)")
 
 
+def _status(parser: argparse.ArgumentParser) -> None:
+    flags = ("--pod-resources-socket", "--shared-dev-num", "--prefix", "--driver", "--no-driver")
+    add_settings(parser, flags)
+    parser.add_argument("--json", action="store_true", help="print JSON (schema: gpuplug/observe/README.md)")
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        const="2",
+        metavar="SECONDS",
+        help="look again every so many seconds (2 if none are given) until interrupted",
+    )
+
+
 def _verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("nodes", nargs="*", metavar="NODE", help="nodes to open (default: all in /dev/dri)")
 
@@ -238,6 +251,30 @@ COMMANDS: Final[Mapping[str, Command]] = {
             ("gpuplug inspect --json | jq .gpus", "for scripts"),
         ),
         ((0, "something is advertised"), (3, "nothing is")),
+        asks_drivers=True,
+    ),
+    "status": Command(
+        "show who holds which GPU, what is free, and where the kubelet and the machine differ",
+        _status,
+        (
+            ("gpuplug status", "on the node, as root"),
+            ("gpuplug status --watch", "the same, again and again, until Ctrl-C"),
+            ("gpuplug status --json | jq .disagreements", "for scripts"),
+            (
+                "gpuplug status --pod-resources-socket /data/kubelet/pod-resources/kubelet.sock",
+                "beside a kubelet with --root-dir=/data/kubelet",
+            ),
+        ),
+        (
+            (0, "the kubelet and the machine agree"),
+            (1, "the kubelet cannot be asked; one line says what to do"),
+            (3, "they agree, and there is nothing: no GPU is advertised, and none is held"),
+            (4, "they do not agree"),
+        ),
+        "It asks the kubelet's pod-resources API and compares with /sys and /dev."
+        " A GPU counts as many devices as the kubelet was told, unless --shared-dev-num or its variable says"
+        " another number. With --watch, output that is no terminal gets a new part when something changed,"
+        " and JSON one line.",
         asks_drivers=True,
     ),
     "verify": Command(

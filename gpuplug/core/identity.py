@@ -7,12 +7,10 @@ from binascii import crc32
 from typing import Final
 
 from gpuplug.model import DeviceId
+from gpuplug.settings import MAX_SOCKET_PATH
 
 MAX_DEVICE_ID: Final = 63
 """Characters of a Device id (v1beta1 ``Device.ID``: it is used like a label value)."""
-
-MAX_SOCKET_PATH: Final = 107
-"""Bytes of a unix socket's path: ``sun_path`` of unix(7) has 108, one of them for the final NUL."""
 
 SOCKET_PREFIX: Final = "gpuplug-"
 _SEPARATOR: Final = "::"

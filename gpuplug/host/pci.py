@@ -62,6 +62,14 @@ def displays(roots: Roots) -> tuple[PciDisplay, ...]:
     return tuple(found)
 
 
+def addresses(roots: Roots) -> frozenset[str]:
+    """Name every device on the PCI bus, of any kind."""
+    try:
+        return frozenset(shown(name) for name in os.listdir(f"{roots.prefix}/sys/bus/pci/devices"))
+    except OSError:
+        return frozenset()
+
+
 def _display(roots: Roots, device: str, pci_class: int) -> PciDisplay:
     driver = driver_of(device)
     return PciDisplay(

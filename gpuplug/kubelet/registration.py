@@ -5,13 +5,10 @@ from __future__ import annotations
 import errno
 from typing import Final
 
-import anyio
-from grpclib.client import Channel
-from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
-
-from gpuplug.errors import RegistrationError, WireError
+from gpuplug.errors import KubeletError, RegistrationError
+from gpuplug.kubelet.calls import call
 from gpuplug.kubelet.v1beta1 import DevicePluginOptions, RegisterRequest, RegistrationStub
-from gpuplug.kubelet.wire import VERSION, Codec
+from gpuplug.kubelet.wire import VERSION
 
 KUBELET_SOCKET: Final = "kubelet.sock"
 DEADLINE: Final = 15.0
@@ -29,33 +26,15 @@ async def register(
 
     :raises RegistrationError: if the kubelet is not there, refuses, or does not answer in time.
     """
-    channel = Channel(path=kubelet_socket, codec=Codec())
-    # grpclib derives the authority from a host and port, which a unix socket does not have.
-    channel._authority = "localhost"  # noqa: SLF001
     request = RegisterRequest(
         version=VERSION, endpoint=endpoint, resource_name=resource_name, options=OPTIONS
     )
     try:
-        with anyio.fail_after(within):
-            await RegistrationStub(channel).register(request)
-    except TimeoutError:
-        raise RegistrationError(f"the kubelet did not answer within {within:g} s") from None
-    except GRPCError as error:
-        raise RegistrationError(f"the kubelet refused: {error.message or error.status.name}") from error
+        await call(kubelet_socket, lambda channel: RegistrationStub(channel).register(request), within=within)
+    except KubeletError as error:
+        raise RegistrationError(str(error), error.status) from error
     except OSError as error:
         raise RegistrationError(f"{kubelet_socket}: {unreachable(error)}") from error
-    except (StreamTerminatedError, ProtocolError, WireError) as error:
-        raise RegistrationError(f"the kubelet ended the call: {error}") from error
-    except (NotImplementedError, AssertionError) as error:
-        # What grpclib raises for a compressed message, and for one that ends too soon.
-        raise RegistrationError("the kubelet's answer cannot be read") from error
-    except AttributeError as error:
-        # grpclib forgets the transport of a connection that was closed as soon as it was made.
-        if error.name != "_transport":
-            raise
-        raise RegistrationError("the kubelet ended the connection at once") from error
-    finally:
-        channel.close()
 
 
 def unreachable(error: OSError) -> str:

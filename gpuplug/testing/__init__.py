@@ -1,7 +1,7 @@
 """For tests and demonstrations: a made-up machine and a made-up kubelet.
 
-``Machine`` needs the standard library alone. ``FakeKubelet`` brings grpclib and anyio in,
-so what belongs to it is imported on first use.
+``Machine`` needs the standard library alone. ``FakeKubelet`` and ``FakePodResources`` bring grpclib
+and anyio in, so what belongs to them is imported on first use.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from gpuplug.testing.machine import FakeGpu, Machine
 
 if TYPE_CHECKING:
     from gpuplug.testing.kubelet import FakeKubelet, FakeKubeletError
+    from gpuplug.testing.pod_resources import FakePodResources
 
 __all__ = [
     "FakeGpu",
     "FakeKubelet",
     "FakeKubeletError",
+    "FakePodResources",
     "Lie",
     "Machine",
     "break_node",
@@ -30,7 +32,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Import what is not imported yet."""
     if name in __all__:
-        from gpuplug.testing import kubelet  # noqa: PLC0415 - see the module's docstring
+        from gpuplug.testing import kubelet, pod_resources  # noqa: PLC0415 - see the module's docstring
 
-        return getattr(kubelet, name)
+        return getattr(pod_resources if name == "FakePodResources" else kubelet, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
