@@ -295,6 +295,29 @@ def test_two_containers_of_one_pod_may_hold_one_device(machine: Machine) -> None
     assert joined(machine, Belief(offered(A), (held(A), held(A, container="side")))).agree
 
 
+def test_a_monitoring_resource_holds_no_gpu_back(machine: Machine) -> None:
+    machine.add_gpu(A)
+    name = f"{I915}_monitoring"
+    belief = Belief(
+        {**offered(A), **offered("all", resource=name)}, (held("all", pod="exporter", resource=name),)
+    )
+    for settings in (Settings(), Settings(enable_monitoring=True)):
+        status = join(belief, replace(settings, prefix=str(machine.root)), INTEL, shares_chosen=False)
+        assert status.agree
+        assert [(one.name, one.free) for one in status.resources] == [(I915, 1)]
+        assert status.others == ()
+        assert f"  Monitoring    {name}: held by default/exporter, main\n" in text_of(status)
+
+
+def test_a_monitoring_resource_that_should_be_there_is_missed(machine: Machine) -> None:
+    machine.add_gpu(A)
+    settings = Settings(prefix=str(machine.root), enable_monitoring=True)
+    name = f"{I915}_monitoring"
+    assert differences(join(Belief(offered(A)), settings, INTEL, shares_chosen=False)) == [
+        ("not-registered", (name,))
+    ]
+
+
 def test_an_old_kubelet_that_says_only_who_holds_what_is_not_contradicted(machine: Machine) -> None:
     machine.add_gpu(A)
     status = joined(machine, Belief(None, (held(f"{A}::1"),)))
@@ -363,18 +386,22 @@ def test_every_field_of_the_json_is_in_the_description_of_the_schema() -> None:
     part = SCHEMA.partition("## The JSON of `gpuplug status --json`")[2].partition("\n## ")[0]
     rows = set(re.findall(r"^\| `([a-z_.\[\]]+)` \|", part, re.MULTILINE))
     found = {path for scene in SCENES for path in fields(status_document(see_scene(scene)))}
-    found |= set(fields(everything()))
+    found |= {path.replace("monitoring[].held[].", "gpus[].held[].") for path in fields(everything())}
     described = rows | {row.removesuffix("[]") for row in rows}
     assert found <= described
     leaves = {row for row in rows if not any(other.startswith((f"{row}.", f"{row}[]")) for other in rows)}
-    assert leaves <= found
+    assert {row for row in leaves if not row.endswith("[]")} <= found
     for code in DisagreementCode:
         assert f"`{code}`" in PAGE
 
 
 def everything() -> dict[str, Any]:
     report = build_report(Inventory({}, (Rejected(B, "it lies"),)), (), Surroundings())
-    return status_document(build_status(report, Belief({WIDGET: {"w": NONE}}, (held(A),)), ()))
+    watched = offered("all", resource=f"{I915}_monitoring")
+    watching = held("all", resource=f"{I915}_monitoring")
+    return status_document(
+        build_status(report, Belief({WIDGET: {"w": NONE}, **watched}, (held(A), watching)), ())
+    )
 
 
 # the command

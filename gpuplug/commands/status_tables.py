@@ -102,6 +102,9 @@ def _notes(status: StatusReport) -> Iterator[tuple[str, str]]:
     if status.refused:
         some = "1 GPU is" if len(status.refused) == 1 else f"{len(status.refused)} GPUs are"
         yield "Note", f"{some} not advertised: `gpuplug inspect` says why"
+    for one in status.monitoring:
+        who = ", ".join(f"{held.namespace}/{held.pod}, {held.container}" for held in one.held) or "nobody"
+        yield "Monitoring", f"{one.name}: held by {who}"
     if status.others:
         names = [f"{other.name} ({other.held} held)" for other in status.others]
         yield "Others", f"of other device plugins the kubelet has {listed(names)}"

@@ -196,7 +196,7 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
 
 
 def _status(parser: argparse.ArgumentParser) -> None:
-    flags = ("--pod-resources-socket", "--shared-dev-num", "--prefix", "--driver", "--no-driver")
+    flags = ("--pod-resources-socket", *INSPECTED)
     add_settings(parser, flags)
     parser.add_argument("--json", action="store_true", help="print JSON (schema: gpuplug/observe/README.md)")
     parser.add_argument(

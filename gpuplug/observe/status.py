@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpuplug.core.identity import split_device_id
-from gpuplug.observe.disagreements import Disagreement, DisagreementCode, advice, grouped
+from gpuplug.model import ALL
+from gpuplug.observe.differences import Told, differences, not_registered, split
+from gpuplug.observe.disagreements import grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Mapping
 
     from gpuplug.core.belief import Belief
-    from gpuplug.observe.disagreements import State
+    from gpuplug.observe.disagreements import Disagreement, State
     from gpuplug.observe.report import GpuReport, Report
 
 _PCI_ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]", re.ASCII)
@@ -71,6 +73,16 @@ class ResourceStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class MonitoringStatus:
+    """A monitoring resource: its one Device gives a container all GPUs, and holds none of them back."""
+
+    name: str
+    offered: bool | None
+    """Whether the kubelet can give it out; ``None`` where it does not say."""
+    held: tuple[Held, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OtherResource:
     """A resource of another device plugin: named, so that nothing that the kubelet tells gets lost."""
 
@@ -92,21 +104,14 @@ class StatusReport:
     refused: tuple[GpuReport, ...]
     """GPUs that neither side counts: ``gpuplug inspect`` says why."""
     disagreements: tuple[Disagreement, ...]
+    monitoring: tuple[MonitoringStatus, ...]
+    """By name; their Devices count nowhere else."""
     others: tuple[OtherResource, ...]
 
     @property
     def agree(self) -> bool:
         """Whether there is nothing to mend."""
         return not self.disagreements
-
-
-@dataclass(slots=True)
-class _Told:
-    """What the kubelet says of one GPU on one resource."""
-
-    offered: dict[str, frozenset[int]] = field(default_factory=dict)
-    """NUMA nodes by Device id."""
-    held: set[Held] = field(default_factory=set)
 
 
 def shares_told(belief: Belief, addresses: Collection[str]) -> int:
@@ -125,9 +130,12 @@ def build_status(report: Report, belief: Belief, on_the_bus: Collection[str]) ->
 
     :param on_the_bus: the addresses of all devices on the PCI bus, GPUs or not.
     """
-    told = _by_gpu(belief)
+    every = _by_gpu(belief)
+    watching = {key[0]: one for key, one in every.items() if _is_monitoring(*key)}
+    told = {key: one for key, one in every.items() if not _is_monitoring(*key)}
     gpus = {gpu.address: gpu for gpu in report.gpus}
-    ours = {str(resource.name) for resource in report.resources} | {
+    advertised = {str(gpu.resource) for gpu in report.advertised}
+    ours = advertised | {
         resource
         for resource, address in told
         if address in gpus or (_PCI_ADDRESS.fullmatch(address) and address not in on_the_bus)
@@ -135,13 +143,16 @@ def build_status(report: Report, belief: Belief, on_the_bus: Collection[str]) ->
     keys = {(str(gpu.resource), gpu.address) for gpu in report.advertised}
     keys |= {key for key in told if key[0] in ours}
     asked = belief.allocatable is not None
-    rows = tuple(_row(*key, gpus.get(key[1]), told.get(key, _Told()), asked=asked) for key in sorted(keys))
+    rows = tuple(_row(*key, gpus.get(key[1]), told.get(key, Told()), asked=asked) for key in sorted(keys))
     registered = set(belief.allocatable or ())
     found = [
         one
         for row in rows
-        for one in _differences(row, gpus.get(row.address), told.get((row.resource, row.address)), registered)
+        for one in differences(row, gpus.get(row.address), told.get((row.resource, row.address)), registered)
     ]
+    if asked:
+        expected = {str(resource.name) for resource in report.resources}
+        found += [not_registered(name) for name in expected - advertised - registered]
     known = {row.address for row in rows}
     return StatusReport(
         told=asked,
@@ -149,29 +160,33 @@ def build_status(report: Report, belief: Belief, on_the_bus: Collection[str]) ->
         gpus=rows,
         refused=tuple(gpu for gpu in report.refused if gpu.address not in known),
         disagreements=grouped(found),
+        monitoring=tuple(
+            MonitoringStatus(name, bool(one.offered) if asked else None, tuple(sorted(one.held)))
+            for name, one in sorted(watching.items())
+        ),
         others=_others(told, ours),
     )
 
 
-def _by_gpu(belief: Belief) -> dict[tuple[str, str], _Told]:
+def _by_gpu(belief: Belief) -> dict[tuple[str, str], Told]:
     """Sort all that the kubelet says by resource and GPU; an id that is none of ours stands for a GPU."""
-    told: dict[tuple[str, str], _Told] = {}
+    told: dict[tuple[str, str], Told] = {}
     for resource, devices in (belief.allocatable or {}).items():
         for id_, nodes in devices.items():
-            told.setdefault((resource, _split(id_)[0]), _Told()).offered[id_] = nodes
+            told.setdefault((resource, split(id_)[0]), Told()).offered[id_] = nodes
     for holder in belief.holders:
         for id_ in holder.devices:
-            address, share = _split(id_)
+            address, share = split(id_)
             held = Held(share, id_, holder.namespace, holder.pod, holder.container)
-            told.setdefault((holder.resource, address), _Told()).held.add(held)
+            told.setdefault((holder.resource, address), Told()).held.add(held)
     return told
 
 
-def _split(id_: str) -> tuple[str, int]:
-    return split_device_id(id_) or (id_, 0)
+def _is_monitoring(resource: str, address: str) -> bool:
+    return address == ALL and resource.endswith(("_monitoring", "/monitoring"))
 
 
-def _row(resource: str, address: str, gpu: GpuReport | None, told: _Told, *, asked: bool) -> GpuStatus:
+def _row(resource: str, address: str, gpu: GpuReport | None, told: Told, *, asked: bool) -> GpuStatus:
     state, reason = _state(resource, address, gpu)
     taken = {held.device for held in told.held}
     return GpuStatus(
@@ -201,60 +216,6 @@ def _state(resource: str, address: str, gpu: GpuReport | None) -> tuple[State, s
     return "healthy", ""
 
 
-def _differences(
-    row: GpuStatus, gpu: GpuReport | None, told: _Told | None, registered: Collection[str]
-) -> Iterator[Disagreement]:
-    """Find what the kubelet and the machine do not agree on about one GPU."""
-
-    def differ(code: DisagreementCode, reason: str, *about: str) -> Disagreement:
-        return Disagreement(code, row.resource, about or (row.address,), reason, advice(code, row.state))
-
-    if row.state == "healthy" and row.offered == 0:
-        if row.resource in registered:
-            yield differ(DisagreementCode.GPU_UNKNOWN, "it is healthy, and the kubelet does not have it")
-        else:
-            reason = "this machine has healthy devices of it, and the kubelet has none"
-            yield differ(DisagreementCode.NOT_REGISTERED, reason, row.resource)
-    elif row.state != "healthy" and row.offered:
-        reason = f"the kubelet gives out {_counted(row.offered)} of it, and {row.reason}"
-        yield differ(DisagreementCode.OFFERED_IN_VAIN, reason)
-    elif row.state == "healthy" and told is not None and gpu is not None and told.offered:
-        if {_split(id_)[1] for id_ in told.offered} != set(range(row.shares)):
-            reason = (
-                f"the kubelet has {_counted(len(told.offered))} for it, and gpuplug has {row.shares} here"
-            )
-            yield differ(DisagreementCode.SHARES_DIFFER, reason)
-        nodes = frozenset() if gpu.numa_node is None else frozenset({gpu.numa_node})
-        for wrong in sorted({_nodes(one) for one in told.offered.values() if one != nodes}):
-            reason = f"the kubelet was told {wrong}, and sysfs says {_nodes(nodes)}"
-            yield differ(DisagreementCode.NUMA_DIFFERS, reason)
-    yield from (differ(*one) for one in _held_wrongly(row))
-
-
-def _held_wrongly(row: GpuStatus) -> Iterator[tuple[DisagreementCode, str, str]]:
-    pods = Counter(device for device, *_ in {(held.device, held.namespace, held.pod) for held in row.held})
-    for held in row.held:
-        who = f"{held.namespace}/{held.pod}, container {held.container}, holds it"
-        if row.state != "healthy":
-            yield DisagreementCode.HELD_IN_VAIN, f"{who}, and {row.reason}", held.device
-        elif held.share >= row.shares:
-            reason = f"{who}, and its GPU has {_counted(row.shares)} now"
-            yield DisagreementCode.SHARE_WITHDRAWN, reason, held.device
-    for device, count in sorted(pods.items()):
-        if count > 1:
-            names = sorted({f"{held.namespace}/{held.pod}" for held in row.held if held.device == device})
-            yield DisagreementCode.HELD_TWICE, f"{' and '.join(names)} hold it", device
-
-
-def _counted(devices: int) -> str:
-    return "1 device" if devices == 1 else f"{devices} devices"
-
-
-def _nodes(nodes: Iterable[int]) -> str:
-    names = ", ".join(str(node) for node in sorted(nodes))
-    return f"NUMA node {names}" if names else "no NUMA node"
-
-
 def _total(name: str, rows: list[GpuStatus]) -> ResourceStatus:
     here = [row for row in rows if row.shares]
     offered = [row.offered for row in rows if row.offered is not None]
@@ -270,7 +231,7 @@ def _total(name: str, rows: list[GpuStatus]) -> ResourceStatus:
     )
 
 
-def _others(told: Mapping[tuple[str, str], _Told], ours: Collection[str]) -> tuple[OtherResource, ...]:
+def _others(told: Mapping[tuple[str, str], Told], ours: Collection[str]) -> tuple[OtherResource, ...]:
     offered: Counter[str] = Counter()
     held: Counter[str] = Counter()
     for (resource, _), one in told.items():

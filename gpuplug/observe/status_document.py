@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from gpuplug.observe.status import GpuStatus, StatusReport
+    from gpuplug.observe.status import GpuStatus, Held, StatusReport
 
 SCHEMA: Final = "gpuplug.status/v1"
 
@@ -46,6 +46,10 @@ def status_document(status: StatusReport) -> dict[str, Any]:
             }
             for one in status.disagreements
         ],
+        "monitoring": [
+            {"name": one.name, "at_kubelet": one.offered, "held": [_held(held) for held in one.held]}
+            for one in status.monitoring
+        ],
         "others": [
             {"name": other.name, "at_kubelet": other.offered if status.told else None, "held": other.held}
             for other in status.others
@@ -62,14 +66,15 @@ def _gpu(gpu: GpuStatus) -> dict[str, Any]:
         "devices": gpu.shares,
         "at_kubelet": gpu.offered,
         "free": gpu.free,
-        "held": [
-            {
-                "device": held.device,
-                "share": held.share,
-                "namespace": held.namespace,
-                "pod": held.pod,
-                "container": held.container,
-            }
-            for held in gpu.held
-        ],
+        "held": [_held(held) for held in gpu.held],
+    }
+
+
+def _held(held: Held) -> dict[str, Any]:
+    return {
+        "device": held.device,
+        "share": held.share,
+        "namespace": held.namespace,
+        "pod": held.pod,
+        "container": held.container,
     }
