@@ -16,8 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuplug.cli import main
@@ -38,7 +39,9 @@ from tests.test_inspect import fields, imported_by
 from tests.values import make_gpu, make_offer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
+
+    Run = Callable[..., Awaitable[tuple[int, str, str]]]
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "examples/why-zero/kubelet.md").read_text()
@@ -209,6 +212,7 @@ def test_the_order_in_which_the_kubelet_lists_things_does_not_matter(
     assert build_status(report, shuffled, ()) == build_status(report, belief, ())
 
 
+@settings(max_examples=30)
 @given(report=reports(), belief=beliefs)
 def test_text_and_json_say_the_same(report: Report, belief: Belief) -> None:
     status = build_status(report, belief, ())
@@ -301,8 +305,8 @@ def test_a_monitoring_resource_holds_no_gpu_back(machine: Machine) -> None:
     belief = Belief(
         {**offered(A), **offered("all", resource=name)}, (held("all", pod="exporter", resource=name),)
     )
-    for settings in (Settings(), Settings(enable_monitoring=True)):
-        status = join(belief, replace(settings, prefix=str(machine.root)), INTEL, shares_chosen=False)
+    for chosen in (Settings(), Settings(enable_monitoring=True)):
+        status = join(belief, replace(chosen, prefix=str(machine.root)), INTEL, shares_chosen=False)
         assert status.agree
         assert [(one.name, one.free) for one in status.resources] == [(I915, 1)]
         assert status.others == ()
@@ -311,9 +315,9 @@ def test_a_monitoring_resource_holds_no_gpu_back(machine: Machine) -> None:
 
 def test_a_monitoring_resource_that_should_be_there_is_missed(machine: Machine) -> None:
     machine.add_gpu(A)
-    settings = Settings(prefix=str(machine.root), enable_monitoring=True)
+    chosen = Settings(prefix=str(machine.root), enable_monitoring=True)
     name = f"{I915}_monitoring"
-    assert differences(join(Belief(offered(A)), settings, INTEL, shares_chosen=False)) == [
+    assert differences(join(Belief(offered(A)), chosen, INTEL, shares_chosen=False)) == [
         ("not-registered", (name,))
     ]
 
@@ -416,18 +420,21 @@ def arguments(machine: Machine, socket_path: Path, *more: str) -> list[str]:
     return ["status", "--prefix", str(machine.root), "--pod-resources-socket", str(socket_path), *more]
 
 
-async def status(machine: Machine, socket_path: Path, *more: str) -> tuple[int, str, str]:
-    """Run the command as a process: it has an event loop of its own."""
-    command = [sys.executable, "-m", "gpuplug", *arguments(machine, socket_path, *more)]
-    done = await anyio.run_process(command, check=False)
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
+@pytest.fixture
+def status(machine: Machine, socket_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    async def run(*more: str) -> tuple[int, str, str]:
+        """Run the command in a thread: it has an event loop of its own."""
+        code = await anyio.to_thread.run_sync(main, arguments(machine, socket_path, *more), {})
+        return code, *capsys.readouterr()
+
+    return run
 
 
 async def test_the_command_asks_the_kubelet_and_ends_with_0_3_or_4(
-    machine: Machine, socket_path: Path
+    machine: Machine, socket_path: Path, status: Run
 ) -> None:
     async with FakePodResources(socket_path) as kubelet:
-        code, out, err = await status(machine, socket_path)
+        code, out, err = await status()
         assert (code, err) == (NOTHING, "")
         assert out == "There is nothing: no GPU is advertised, and none is held.\n"
 
@@ -435,12 +442,12 @@ async def test_the_command_asks_the_kubelet_and_ends_with_0_3_or_4(
         kubelet.offer(I915, A, f"{A}::1", numa_nodes=[0])
         kubelet.give("default", "web", "main", I915, A)
         kubelet.give("default", "idle", "main", I915)
-        code, out, err = await status(machine, socket_path)
+        code, out, err = await status()
         assert (code, err) == (0, "")
         assert out.startswith("Kubelet and machine agree. gpu.intel.com/i915: 1 held, 1 free.\n")
 
         kubelet.withdraw(I915)
-        code, out, err = await status(machine, socket_path, "--json")
+        code, out, err = await status("--json")
         assert (code, err) == (DIFFERENT, "")
         made = json.loads(out)
         assert made["schema"] == "gpuplug.status/v1"
@@ -448,17 +455,19 @@ async def test_the_command_asks_the_kubelet_and_ends_with_0_3_or_4(
         assert made["gpus"][0]["held"][0]["pod"] == "web"
 
 
-async def test_a_number_of_shares_that_was_chosen_is_compared(machine: Machine, socket_path: Path) -> None:
+async def test_a_number_of_shares_that_was_chosen_is_compared(
+    machine: Machine, socket_path: Path, status: Run
+) -> None:
     machine.add_gpu(A)
     async with FakePodResources(socket_path) as kubelet:
         kubelet.offer(I915, A)
-        code, out, _ = await status(machine, socket_path, "--json", "--shared-dev-num", "2")
+        code, out, _ = await status("--json", "--shared-dev-num", "2")
     assert code == DIFFERENT
     assert json.loads(out)["disagreements"][0]["code"] == "shares-differ"
 
 
-async def test_no_kubelet_is_one_line_and_exit_1(machine: Machine, socket_path: Path) -> None:
-    code, out, err = await status(machine, socket_path)
+async def test_no_kubelet_is_one_line_and_exit_1(socket_path: Path, status: Run) -> None:
+    code, out, err = await status()
     assert (code, out) == (FAILED, "")
     assert err.startswith(f"gpuplug: {socket_path}: No such file or directory: start the kubelet;")
     assert err.count("\n") == 1
