@@ -2,8 +2,8 @@
 
 ::
 
-    /sys/class/drm + /dev/dri ── scan ──► Snapshot        (in a worker thread, read only)
-    Snapshot ── settled, build ─────────► Inventory       (pure)
+    /sys/class/drm + /dev/dri ── scan ──► Snapshot        (in a thread that can be given up, read only)
+    Snapshot ── settled, build ─────────► Inventory       (in the same one, for it asks the drivers; pure)
     old, new Inventory ── diff ─────────► InventoryDiff   (pure)
     InventoryDiff ── Endpoints.apply ───► one Endpoint per Resource, each with its Latest list
 
@@ -24,6 +24,7 @@ import anyio.to_thread
 from loguru import logger
 
 from gpuplug.allocator import FreshAllocator
+from gpuplug.asking import Asking
 from gpuplug.core.identity import SOCKET_PREFIX
 from gpuplug.core.inventory import build, diff, settled
 from gpuplug.host.memory import give_back
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from gpuplug.host.watch import Notifier
+    from gpuplug.model import Snapshot
     from gpuplug.plugins.loader import Loaded
     from gpuplug.settings import Settings
     from gpuplug.witness import Witness
@@ -75,7 +77,8 @@ async def serve(
     kubelet = KubeletDirectory(settings.kubelet_dir, os.urandom(3).hex(), Latest(None))
     await _clean_up(settings.kubelet_dir)
     async with anyio.create_task_group() as tasks:
-        allocate = FreshAllocator(roots, loaded.drivers, settings)
+        ask = Asking(partial(machine_ticks.set, None))
+        allocate = FreshAllocator(roots, loaded.drivers, settings, ask)
         endpoints = Endpoints(tasks, kubelet, allocate, settings.allocation_policy, witness)
         ticks = {Place(roots.dri): machine_ticks, Place(settings.kubelet_dir): kubelet.ticks}
         for path in loaded.companion_nodes:
@@ -85,7 +88,7 @@ async def serve(
         tasks.start_soon(_resync, settings.resync, partial(_tick, ticks, frozenset(ticks)), name="resync")
         tasks.start_soon(_tell_of_displays, roots, machine_ticks, witness, name="displays")
         task_status.started(endpoints)
-        await _follow_machine(settings, loaded, roots, machine_ticks, endpoints, witness)
+        await _follow_machine(settings, loaded, roots, machine_ticks, endpoints, witness, ask)
 
 
 async def _follow_machine(
@@ -95,17 +98,20 @@ async def _follow_machine(
     ticks: Latest[None],
     endpoints: Endpoints,
     witness: Witness,
+    ask: Asking,
 ) -> None:
     """Look, decide and publish, at every tick."""
-    look = partial(scan, roots, loaded.sysfs_attributes, loaded.companion_nodes)
+
+    def look(known: Inventory) -> tuple[Snapshot, Inventory]:
+        seen = settled(scan(roots, loaded.sysfs_attributes, loaded.companion_nodes), known)
+        return seen, build(seen, loaded.drivers, settings, known)
+
     inventory: Inventory | None = None
     asked = time.monotonic()
     while True:
         version = ticks.version
-        snapshot = await anyio.to_thread.run_sync(look)
         known = inventory or Inventory()
-        snapshot = settled(snapshot, known)
-        latest = build(snapshot, loaded.drivers, settings, known)
+        snapshot, latest = await ask(partial(look, known))
         for line in changes(inventory, latest):
             logger.log(line.level, "{}", line.text)
         witness.looked(latest, asked)

@@ -346,6 +346,15 @@ class Inventory:
     """Every GPU that is not advertised, by address."""
     judgements: Mapping[str, Judgement] = field(default_factory=dict)
     """What was decided about each GPU that could be read, by address."""
+    problems: tuple[str, ...] = ()
+    """What is wrong with Drivers, whichever GPU it is about."""
+
+    @property
+    def all_problems(self) -> tuple[str, ...]:
+        """Those of Drivers, and those that were met at each GPU; each once."""
+        met = (problem for judgement in self.judgements.values() for problem in judgement.problems)
+        return tuple(dict.fromkeys([*self.problems, *met]))
+
     monitoring: Mapping[ResourceName, Resource] = field(default_factory=dict)
     """The monitoring Resources, by name; the GPUs in them are no further ones."""
 

@@ -11,6 +11,7 @@ import pytest
 
 from gpuplug import DeviceSpec, Gpu, Mount, Verdict, hookimpl
 from gpuplug.allocator import FreshAllocator
+from gpuplug.asking import Asking
 from gpuplug.core.inventory import build
 from gpuplug.errors import UnavailableDeviceError, UnknownDeviceError
 from gpuplug.host.sysfs import Roots, scan
@@ -74,12 +75,12 @@ class Node:
         self.roots = Roots(str(machine.root))
         self.loaded = loaded
         self.settings = Settings(shared_dev_num=3)
-        self.allocate = FreshAllocator(self.roots, loaded.drivers, self.settings)
+        self.allocate = FreshAllocator(self.roots, loaded.drivers, self.settings, Asking())
 
     def settle(self, **changed: Any) -> None:
         """Go on with other settings."""
         self.settings = replace(self.settings, **changed)
-        self.allocate = FreshAllocator(self.roots, self.loaded.drivers, self.settings)
+        self.allocate = FreshAllocator(self.roots, self.loaded.drivers, self.settings, Asking())
 
     async def inventory(self) -> Inventory:
         snapshot = await anyio.to_thread.run_sync(scan, self.roots)
@@ -372,3 +373,38 @@ async def test_while_gpus_come_and_go_every_answer_is_whole_or_a_named_error(
                 answers += 1
         stop = True
     assert all(text.startswith(f"device {A}") for text in texts)
+
+
+async def test_what_has_changed_is_decided_once_and_not_for_each_call(
+    node: Node, listed: Resource, driver: Driver, machine: Machine
+) -> None:
+    machine.devfs.remove("card0")
+    for _ in range(3):
+        await node.allocate(listed, [A])
+    assert spent(driver) == ["health", "device_specs", "mounts", "envs"]
+    machine.devfs.add("card0")
+    await node.allocate(listed, [A])
+    assert spent(driver) == ["envs"], "it is as it was when the list was made"
+
+
+async def test_of_many_sets_of_devices_the_last_ones_are_remembered(
+    node: Node, listed: Resource, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuplug.allocator.KEPT", 2)
+    for ids in ([A], [B], [A], [ONE], [A], [B]):
+        await node.allocate(listed, ids)
+    assert len(spent(driver)) == 4, "the set that was not asked for longest is asked about anew"
+
+
+async def test_a_driver_without_variables_is_not_asked_for_any(machine: Machine) -> None:
+    class Plain:
+        @hookimpl
+        def gpuplug_resource_name(self, gpu: Gpu) -> str:
+            return f"gpu.intel.com/{gpu.kernel_driver}"
+
+    machine.add_gpu(A, driver="i915")
+    loaded = from_modules({"plain": Plain()})
+    assert not loaded.drivers[0].gives_envs
+    node = Node(machine, loaded)
+    given = await node.allocate(await node.resource(), [A])
+    assert given.envs.keys() == {"GPUPLUG_GPUS", "GPUPLUG_RENDER_NODES"}

@@ -47,6 +47,9 @@ class FakeDriver:
     broken: str = ""
     verdict: Verdict = HEALTHY
     fallback: bool = False
+    gives_envs: bool = False
+    notes: tuple[str, ...] = ()
+    stuck: str = ""
     specs: tuple[DeviceSpec, ...] | None = None
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
 

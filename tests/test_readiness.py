@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpuplug.model import Inventory, RefusalCode, Rejected, ResourceName, Surroundings, Verdict
 from gpuplug.observe.readiness import readiness
-from gpuplug.observe.report import Report, ServingState, build_report
+from gpuplug.observe.report import DriverReport, Report, ServingState, build_report
 from tests.values import I915, A, B, make_gpu, make_offer, make_resource
 
 STREAMS = ServingState(streaming=True, phase="registered and streaming")
@@ -72,3 +72,16 @@ def test_a_node_whose_gpus_are_all_left_out_is_ready_and_says_why_of_some() -> N
     assert many.ready
     assert len(many.lines) == 10
     assert many.lines[-1] == "and 92 more"
+
+
+def test_problems_of_drivers_are_named_and_keep_nobody_waiting() -> None:
+    broken = DriverReport("foo", problem="driver foo cannot be imported: SyntaxError")
+    for inventory, serving in ((OFFERS, {I915: STREAMS}), (Inventory(), {})):
+        known = replace(inventory, problems=("driver bar: gpuplug_health did not return within 1 second",))
+        state = readiness(build_report(known, [broken], Surroundings(), serving, ["driver x printed 'y'"]))
+        assert state.ready
+        assert state.lines[-3:] == (
+            "problem: driver foo cannot be imported: SyntaxError",
+            "problem: driver x printed 'y'",
+            "problem: driver bar: gpuplug_health did not return within 1 second",
+        )

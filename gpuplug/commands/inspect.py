@@ -7,11 +7,10 @@ and never opened. Exit codes: 0 something is advertised, 3 nothing is, 2 a bad o
 from __future__ import annotations
 
 import json
-import os
-import sys
 from typing import TYPE_CHECKING, Final
 
 from gpuplug.commands.folders import check_folder
+from gpuplug.commands.output import own_output
 from gpuplug.commands.prepare import prepared
 from gpuplug.core.inventory import build
 from gpuplug.host.attributes import Roots
@@ -23,6 +22,7 @@ from gpuplug.observe.document import Details, document
 from gpuplug.observe.refusals import ALL_MODULES
 from gpuplug.observe.report import DriverReport, Report, build_report
 from gpuplug.options import flag, written
+from gpuplug.plugins.attempt import patiently
 from gpuplug.settings import Settings, origins
 
 if TYPE_CHECKING:
@@ -39,30 +39,28 @@ def run(given: Mapping[str, object], environ: Mapping[str, str]) -> int:
 
     :raises SettingError: for an option, variable or folder that cannot be used.
     """
-    settings, loaded = prepared(given, environ)
-    if settings.prefix:
-        options = {name: value for name, value in given.items() if isinstance(value, str)}
-        check_folder(origins(options, environ)["prefix"], settings.prefix)
-    report = look(settings, loaded)
-    details = look_up(settings, report)
-    try:
+    with own_output() as out:
+        settings, loaded = prepared(given, environ)
+        if settings.prefix:
+            options = {name: value for name, value in given.items() if isinstance(value, str)}
+            check_folder(origins(options, environ)["prefix"], settings.prefix)
+        report = look(settings, loaded)
+        details = look_up(settings, report)
+        code = 0 if report.advertised else NOTHING
         if given["json"]:
-            sys.stdout.write(f"{json.dumps(document(report, details), indent=2)}\n")
+            out.write(f"{json.dumps(document(report, details), indent=2)}\n")
         else:
             from gpuplug.commands.tables import show  # noqa: PLC0415 - rich, which JSON does without
 
-            show(report, details, sys.stdout, environ)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough; nothing more must be written at the exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0 if report.advertised else NOTHING
+            show(report, details, out, environ)
+    return code
 
 
 def look(settings: Settings, loaded: Loaded) -> Report:
     """See the machine, decide as ``serve`` would, and put together what is true."""
     roots = Roots.of(settings)
     snapshot = scan(roots, loaded.sysfs_attributes, loaded.companion_nodes)
-    inventory = build(snapshot, loaded.drivers, settings, Inventory())
+    inventory = patiently(lambda: build(snapshot, loaded.drivers, settings, Inventory()))
     return build_report(inventory, driver_reports(loaded), survey(roots, ALL_MODULES), notes=loaded.notes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuplug.errors import SettingError
+from gpuplug.plugins.attempt import patiently
 from gpuplug.plugins.chosen import configured
 from gpuplug.plugins.loader import load
 from gpuplug.settings import origins, resolve
@@ -46,4 +47,4 @@ def load_chosen(
             if name not in loaded.names:
                 installed = ", ".join(loaded.names) or "none"
                 raise SettingError(f"{chosen[field]}: {name!r} is not installed; installed: {installed}")
-    return configured(loaded, words, environ)
+    return patiently(lambda: configured(loaded, words, environ))

@@ -48,6 +48,21 @@ class Driver(Protocol):
         """Whether it is asked only about GPUs that no other Driver claims."""
         ...
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What people should know of it beside its answers."""
+        ...
+
+    @property
+    def stuck(self) -> str:
+        """Why it is not asked any more, if one of its hooks did not return."""
+        ...
+
+    @property
+    def gives_envs(self) -> bool:
+        """Whether it has anything to say of environment variables."""
+        ...
+
     def resource_name(self, gpu: Gpu, settings: Settings) -> str | Declined | None:
         """Claim the GPU by naming its resource, or decline to advertise it."""
         ...
@@ -127,6 +142,7 @@ def build(snapshot: Snapshot, drivers: Sequence[Driver], settings: Settings, kno
         resources=resources,
         rejected=tuple(sorted(rejected, key=lambda r: r.address)),
         judgements=judgements,
+        problems=tuple(driver.stuck for driver in drivers if driver.stuck),
         monitoring=_monitoring(judgements.values(), settings, resources)
         if settings.enable_monitoring
         else {},
@@ -164,6 +180,13 @@ def _again(gpu: Gpu, known: Inventory) -> Judgement | None:
 
 
 def judge(gpu: Gpu, drivers: Sequence[Driver], settings: Settings) -> Judgement:
+    """Ask the Drivers about one GPU, and keep what was noted of them meanwhile."""
+    judgement = _judge(gpu, drivers, settings)
+    notes = tuple(note for driver in drivers for note in driver.notes)
+    return replace(judgement, problems=(*judgement.problems, *notes)) if notes else judgement
+
+
+def _judge(gpu: Gpu, drivers: Sequence[Driver], settings: Settings) -> Judgement:
     """Ask the Drivers about one GPU: who claims it, and what a container gets.
 
     A Driver that fails while it is asked for a claim is passed over; one that fails about a

@@ -114,4 +114,4 @@ def describe(gpu: Gpu) -> str:
 def _problems(inventory: Inventory | None) -> tuple[str, ...]:
     if inventory is None:
         return ()
-    return tuple(dict.fromkeys(p for j in inventory.judgements.values() for p in j.problems))
+    return inventory.all_problems

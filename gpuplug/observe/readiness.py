@@ -29,11 +29,12 @@ def readiness(report: Report | None) -> Readiness:
     if report is None:
         return Readiness(ready=False, lines=("the machine is being looked at for the first time",))
     if not report.resources:
-        return Readiness(ready=True, lines=("no GPU is advertised", *_why_none(report)))
+        return Readiness(ready=True, lines=("no GPU is advertised", *_why_none(report), *_problems(report)))
+    problems = _problems(report)
     missing = tuple(_describe(resource) for resource in report.resources if not _streams(resource))
     if missing:
-        return Readiness(ready=False, lines=missing)
-    return Readiness(ready=True, lines=tuple(_describe(resource) for resource in report.resources))
+        return Readiness(ready=False, lines=(*missing, *problems))
+    return Readiness(ready=True, lines=(*(_describe(resource) for resource in report.resources), *problems))
 
 
 def _streams(resource: ResourceReport) -> bool:
@@ -45,6 +46,12 @@ def _describe(resource: ResourceReport) -> str:
     phase = "starting" if serving is None else ": ".join(filter(None, (serving.phase, serving.reason)))
     count = f"{resource.devices} device{'' if resource.devices == 1 else 's'}, {resource.healthy} healthy"
     return f"{resource.name}: {phase} ({count})"
+
+
+def _problems(report: Report) -> tuple[str, ...]:
+    """Name what is wrong with drivers: it costs their GPUs, and is no reason to wait."""
+    broken = (driver.problem for driver in report.drivers if driver.problem)
+    return tuple(f"problem: {problem}" for problem in (*broken, *report.problems))
 
 
 def _why_none(report: Report) -> list[str]:

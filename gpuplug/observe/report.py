@@ -147,9 +147,7 @@ def build_report(
             for name, resource in sorted(inventory.served.items())
         ),
         drivers=tuple(sorted(drivers, key=lambda driver: (driver.name, driver.problem))),
-        problems=tuple(
-            dict.fromkeys([*notes, *(p for j in inventory.judgements.values() for p in j.problems)])
-        ),
+        problems=tuple(dict.fromkeys([*notes, *inventory.all_problems])),
         around=around,
         nothing=None if rows else refuse_nothing(around),
     )

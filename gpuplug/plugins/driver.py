@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import wraps
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeGuard, TypeVar, cast
 
 import pluggy
 
@@ -17,19 +19,37 @@ from gpuplug.errors import DriverError
 from gpuplug.model import HEALTHY, Declined, DeviceSpec, Mount, Verdict
 from gpuplug.options import DriverOption, fault, parse
 from gpuplug.plugins import hookspecs
+from gpuplug.plugins.attempt import asked
 from gpuplug.plugins.words import FAILURES, said, sentence, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gpuplug.model import Device, Gpu
     from gpuplug.settings import Settings
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 VERSION_NAME: Final = "GPUPLUG_HOOKS"
 """The constant of a driver module that says for which version of the hooks it was written."""
 _PERMISSIONS: Final = ("r", "w", "m", "rw", "rm", "wm", "rwm")
+
+
+def _hook(
+    name: str,
+) -> Callable[[Callable[Concatenate[LoadedDriver, P], T]], Callable[Concatenate[LoadedDriver, P], T]]:
+    """Mark a method that asks a hook: what its answer does when it is looked at counts as the hook's, too."""
+
+    def mark(method: Callable[Concatenate[LoadedDriver, P], T]) -> Callable[Concatenate[LoadedDriver, P], T]:
+        @wraps(method)
+        def ask(self: LoadedDriver, *arguments: P.args, **named: P.kwargs) -> T:
+            with self._asked(name):
+                return method(self, *arguments, **named)
+
+        return cast("Callable[Concatenate[LoadedDriver, P], T]", ask)
+
+    return mark
 
 
 class LoadedDriver:
@@ -38,12 +58,16 @@ class LoadedDriver:
     __slots__ = (
         "_chosen",
         "_hooks",
+        "_notes",
         "_passed_on",
         "companion_nodes",
         "distribution",
         "fallback",
+        "gives_envs",
+        "hooks",
         "name",
         "options",
+        "stuck",
         "sysfs_attributes",
     )
 
@@ -79,12 +103,48 @@ class LoadedDriver:
         )
         """Whether it is asked only about GPUs that no other driver claims."""
         self._hooks: Final = manager.hook
+        self._notes: dict[str, str] = {}
+        self.stuck = ""
+        """Why it is not asked any more, once one of its hooks did not return; empty until then."""
         self.sysfs_attributes: Final = self._declared("gpuplug_sysfs_attributes", _attribute)
         self.companion_nodes: Final = self._declared("gpuplug_companion_nodes", _companion)
         self.options: Final = self._declared_options()
         """The options that it declares."""
+        self.gives_envs: Final = bool(manager.hook.gpuplug_envs.get_hookimpls())
+        """Whether it has anything to say of environment variables."""
+        self.hooks: Final = tuple(caller.name for caller in callers)
+        """The names of the hooks that it implements."""
         self._chosen: Mapping[str, Any] = {}
         self._passed_on: tuple[Settings, Settings] | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know of it beside its answers: that it prints, say."""
+        return tuple(self._notes.values())
+
+    def forget_notes(self) -> None:
+        """Begin to take notes anew: those until now have been told of."""
+        self._notes.clear()
+
+    def _give_up(self, what: str) -> None:
+        self.stuck = f"driver {self.name}: {what}, and it is not asked any more"
+
+    @contextmanager
+    def _asked(self, hook: str) -> Iterator[None]:
+        """Have it asked, for as long as it returns, and note what it prints.
+
+        :raises DriverError: if it did not return from a call before this.
+        """
+        if self.stuck:
+            raise DriverError(self.stuck)
+        with asked(self._give_up, hook) as heard:
+            before = len(heard.text)
+            try:
+                yield
+            finally:
+                text = heard.text[before:]
+                if text.strip():
+                    self._notes.setdefault(hook, f"driver {self.name}: {hook} printed {shown(text)}")
 
     def read(self, option: DriverOption, text: str) -> object:
         """Read the value of one of its options.
@@ -93,7 +153,10 @@ class LoadedDriver:
         :raises DriverError: if the function that reads it fails otherwise.
         """
         try:
-            return parse(option, text)
+            with self._asked(f"option {option.name}"):
+                return parse(option, text)
+        except DriverError:
+            raise
         except ValueError as error:
             raise ValueError(sentence(error).partition(": ")[2] or "is refused") from None
         except FAILURES as error:
@@ -117,6 +180,7 @@ class LoadedDriver:
             self._passed_on = settings, replace(settings, options=MappingProxyType(dict(self.chosen)))
         return self._passed_on[1]
 
+    @_hook("gpuplug_resource_name")
     def resource_name(self, gpu: Gpu, settings: Settings) -> str | Declined | None:
         """Ask whether the driver claims the GPU, and under which resource name."""
         answer = self._call("gpuplug_resource_name", gpu=gpu, settings=self._settings(settings))
@@ -130,6 +194,7 @@ class LoadedDriver:
             f"driver {self.name}: gpuplug_resource_name returned {type(answer).__name__}, not str"
         )
 
+    @_hook("gpuplug_device_specs")
     def device_specs(self, gpu: Gpu, settings: Settings) -> tuple[DeviceSpec, ...]:
         """Ask for the nodes; without an answer every DRM node of the GPU, ``rw``."""
         specs = self._ask_for_each(
@@ -143,6 +208,7 @@ class LoadedDriver:
         self._check_paths([(spec.container_path, spec.host_path) for spec in specs])
         return specs
 
+    @_hook("gpuplug_mounts")
     def mounts(self, gpu: Gpu, settings: Settings) -> tuple[Mount, ...]:
         """Ask for mounts; without an answer none."""
         mounts = self._ask_for_each("gpuplug_mounts", Mount, gpu=gpu, settings=self._settings(settings)) or ()
@@ -152,6 +218,7 @@ class LoadedDriver:
                 raise DriverError(f"driver {self.name}: read_only is {shown(mount.read_only)}, not a bool")
         return mounts
 
+    @_hook("gpuplug_envs")
     def envs(self, devices: Sequence[Device], settings: Settings) -> Mapping[str, str]:
         """Ask for environment variables; without an answer none."""
         answer = self._call("gpuplug_envs", devices=tuple(devices), settings=self._settings(settings))
@@ -176,6 +243,7 @@ class LoadedDriver:
                 )
         return envs
 
+    @_hook("gpuplug_health")
     def health(self, gpu: Gpu, settings: Settings) -> Verdict:
         """Ask for the health; without an answer healthy while no node is missing."""
         answer = self._ask("gpuplug_health", Verdict, gpu=gpu, settings=self._settings(settings))
@@ -189,12 +257,16 @@ class LoadedDriver:
 
     def _declared(self, hook: str, check: Callable[[str, str], str]) -> frozenset[str]:
         """Ask once for paths; pluggy answers with a list of what each module said."""
-        declared = self._ask(hook, list) or []
-        return frozenset(check(self.name, path) for some in declared for path in _each(self.name, some, str))
+        with self._asked(hook):
+            declared = self._ask(hook, list) or []
+            return frozenset(
+                check(self.name, path) for some in declared for path in _each(self.name, some, str)
+            )
 
     def _declared_options(self) -> tuple[DriverOption, ...]:
-        declared = self._ask("gpuplug_options", list) or []
-        options = tuple(option for some in declared for option in _each(self.name, some, DriverOption))
+        with self._asked("gpuplug_options"):
+            declared = self._ask("gpuplug_options", list) or []
+            options = tuple(option for some in declared for option in _each(self.name, some, DriverOption))
         names: set[str] = set()
         for option in options:
             try:

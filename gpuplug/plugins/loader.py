@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from gpuplug.errors import DriverError
 from gpuplug.options import flag
 from gpuplug.plugins import hookspecs
+from gpuplug.plugins.attempt import IMPORT_LIMIT, asked, patiently
 from gpuplug.plugins.driver import LoadedDriver
-from gpuplug.plugins.words import FAILURES, said, sentence
+from gpuplug.plugins.words import FAILURES, said, sentence, shown
 from gpuplug.settings import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from types import ModuleType
 
 __all__ = ["BrokenDriver", "Loaded", "LoadedDriver", "from_modules", "load"]
@@ -73,25 +74,48 @@ def load(
     :param only: the names of the Drivers to load; empty for all.
     :param without: the names of Drivers that are not even imported.
     """
-    drivers: dict[str, LoadedDriver] = {}
     broken: list[BrokenDriver] = []
-    left_out: list[str] = []
-    if entry_points is None:
-        entry_points = _installed(broken)
-    for entry_point in sorted(entry_points, key=lambda e: (e.name, e.value)):
+    found = _installed(broken) if entry_points is None else entry_points
+    ordered = sorted(found, key=lambda e: (e.name, e.value))
+    wanted = [e for e in ordered if e.name not in without and (not only or e.name in only)]
+    left_out = tuple(e.name for e in ordered if e not in wanted)
+    outcomes: dict[int, LoadedDriver | BrokenDriver] = {}
+    notes: list[str] = []
+    patiently(lambda: _load_all(wanted, outcomes, notes))
+    loaded = [outcomes[index] for index in range(len(wanted))]
+    drivers = tuple(one for one in loaded if isinstance(one, LoadedDriver))
+    broken += [one for one in loaded if isinstance(one, BrokenDriver)]
+    return without_clashes(Loaded(drivers, tuple(broken), left_out, tuple(notes)))
+
+
+def _load_all(
+    entry_points: Sequence[importlib.metadata.EntryPoint],
+    outcomes: dict[int, LoadedDriver | BrokenDriver],
+    notes: list[str],
+) -> None:
+    """Load what has no outcome yet: this goes on where it was given up."""
+    for index, entry_point in enumerate(entry_points):
+        if index in outcomes:
+            continue
         name, origin = entry_point.name, _origin(entry_point)
-        if name in without or (only and name not in only):
-            left_out.append(name)
+        if any(isinstance(one, LoadedDriver) and one.name == name for one in outcomes.values()):
+            outcomes[index] = BrokenDriver(name, f"{entry_point.value} uses a name that is taken", origin)
             continue
-        if name in drivers:
-            reason = f"{entry_point.value} uses a name that is taken"
-            broken.append(BrokenDriver(name, reason, origin))
-            continue
+
+        def give_up(what: str, index: int = index, name: str = name, origin: str = origin) -> None:
+            outcomes[index] = BrokenDriver(name, f"driver {name}: {what}", origin)
+
         try:
-            drivers[name] = _load(name, entry_point.load, origin)
+            with asked(give_up, "the import", IMPORT_LIMIT) as heard:
+                driver = _load(name, entry_point.load, origin)
         except DriverError as error:
-            broken.append(BrokenDriver(name, str(error), origin))
-    return without_clashes(Loaded(tuple(drivers.values()), tuple(broken), tuple(left_out)))
+            outcomes[index] = BrokenDriver(name, str(error), origin)
+        else:
+            outcomes[index] = driver
+            notes += driver.notes
+            if heard.text.strip() and not driver.notes:
+                notes.append(f"driver {name}: its import printed {shown(heard.text)}")
+            driver.forget_notes()
 
 
 def _installed(broken: list[BrokenDriver]) -> Iterable[importlib.metadata.EntryPoint]:
