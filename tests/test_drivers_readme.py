@@ -194,13 +194,17 @@ def typed(project: Path, command: list[str]) -> str:
 
 def test_what_the_readme_shows_is_a_driver_that_is_tested_inspected_and_served(project: Path) -> None:
     commands = [line.removeprefix("$ ") for block in blocks(README, "console") for line in block.splitlines()]
-    (install, pytest_, machine, inspect_) = commands
+    (install, pytest_, machine, inspect_, drivers) = commands
     assert install == "pip install -e '.[test]'"  # done by hand: it would ask an index for gpuplug
     said = typed(project, ["bash", "-c", f"python -m {pytest_} -q -p no:cacheprovider"])
     assert re.search(r"[0-9]{2} passed", said)
     assert "skipped" not in said
     typed(project, ["bash", "-c", machine])
     assert "Advertised: foo.com/gpu: 1." in typed(project, ["bash", "-c", inspect_])
+    assert re.search(
+        r"\nfoogpu +gpuplug-foogpu 1.0 +resource_name +foo.com/gpu +0000:03:00.0\n",
+        typed(project, ["bash", "-c", drivers]),
+    )
     assert typed(project, [sys.executable, "serve_foogpu.py"]) == (
         "/dev/dri/card0 rw\n/dev/dri/renderD128 rw\n"
     )

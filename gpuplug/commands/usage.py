@@ -195,6 +195,11 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (schema: gpuplug/observe/README.md)")
 
 
+def _drivers(parser: argparse.ArgumentParser) -> None:
+    add_settings(parser, INSPECTED)
+    parser.add_argument("--json", action="store_true", help="print JSON (schema: gpuplug/observe/README.md)")
+
+
 def _status(parser: argparse.ArgumentParser) -> None:
     flags = ("--pod-resources-socket", *INSPECTED)
     add_settings(parser, flags)
@@ -251,6 +256,25 @@ COMMANDS: Final[Mapping[str, Command]] = {
             ("gpuplug inspect --json | jq .gpus", "for scripts"),
         ),
         ((0, "something is advertised"), (3, "nothing is")),
+        asks_drivers=True,
+    ),
+    "drivers": Command(
+        "list the driver packages that are installed, what they claim here, and what is wrong with them",
+        _drivers,
+        (
+            ("gpuplug drivers", "all that are installed where gpuplug is"),
+            (
+                "gpuplug drivers --prefix /host",
+                "the same, with the GPUs of the node that is mounted at /host",
+            ),
+            ("gpuplug drivers --json | jq '.drivers[].problems'", "for scripts"),
+        ),
+        (
+            (0, "all is well"),
+            (3, "no driver is installed, or all are left out"),
+            (4, "one of them has a problem"),
+        ),
+        "drivers/README.md tells how one is written.",
         asks_drivers=True,
     ),
     "status": Command(

@@ -244,7 +244,8 @@ def _offer(gpu: Gpu, driver: Driver, name: str, settings: Settings, problems: li
     elif (reason := id_problem(gpu.address, shares)) is not None:
         code = RefusalCode.BAD_ADDRESS
     if reason is not None:
-        return Judgement(gpu, reason=reason, code=code, problems=tuple(problems))
+        faults = (reason,) if code is RefusalCode.DRIVER_FAILED else ()
+        return Judgement(gpu, reason=reason, code=code, problems=(*problems, *faults))
     resource, watched = ResourceName(name), offer if settings.enable_monitoring else None
     if left_out is not None:
         return replace(left_out, resource=resource, problems=tuple(problems), watched=watched)
