@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpuplug import Declined, DeviceSpec, DriverOption, Gpu, Mount, Settings, Verdict, hookimpl
-from gpuplug.testing import make_gpu
+from gpuplug.testing import Machine, make_gpu
 from gpuplug.testing.conformance import Conformance
 
 if TYPE_CHECKING:
@@ -384,6 +384,7 @@ def test_a_failure_shows_the_check_and_the_gpu_and_not_how_it_was_made(tmp_path:
         "    (resource,) = gpuplug_report(foogpu=foogpu).resources\n"
         "    assert resource.name == 'foo.com/gold'\n"
     )
+    Machine(tmp_path / "made-up").add_gpu(driver="foogpu")  # pytest must not follow the links in it
     ended = subprocess.run(
         [
             sys.executable,
@@ -400,6 +401,7 @@ def test_a_failure_shows_the_check_and_the_gpu_and_not_how_it_was_made(tmp_path:
         text=True,
         check=False,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=60,
     )
     assert ended.returncode == 1, ended.stdout
     assert "test_on_a_machine" not in ended.stdout
@@ -409,6 +411,13 @@ def test_a_failure_shows_the_check_and_the_gpu_and_not_how_it_was_made(tmp_path:
     assert "rules.py" not in said
     assert "def fail" not in said
     assert not (tmp_path / ".hypothesis").exists()
+    failed = set(re.findall(r"^FAILED .*::(\w+)", said, re.MULTILINE))
+    assert failed == {  # one fault is not told of by every check
+        "test_every_gpu_has_an_answer_of_the_right_type",
+        "test_the_same_question_has_the_same_answer",
+        "test_a_gpu_without_its_attributes_has_an_answer",
+        "test_its_resource_names_are_ones_that_kubernetes_takes",
+    }
 
 
 def modules_after(code: str) -> set[str]:

@@ -194,17 +194,25 @@ def typed(project: Path, command: list[str]) -> str:
 
 def test_what_the_readme_shows_is_a_driver_that_is_tested_inspected_and_served(project: Path) -> None:
     commands = [line.removeprefix("$ ") for block in blocks(README, "console") for line in block.splitlines()]
-    (install, pytest_, machine, inspect_, drivers) = commands
-    assert install == "pip install -e '.[test]'"  # done by hand: it would ask an index for gpuplug
+    (venv, gpuplug_, install, pytest_, drivers, demo, target) = commands
+    assert venv == "python3 -m venv .venv && . .venv/bin/activate"  # that of these tests is used instead
+    assert gpuplug_ == "pip install ~/gpuplug"
+    assert install == "pip install -e '.[test]'"  # done by hand: it would ask an index for what gpuplug needs
+    assert target == "pip install --no-deps --target site ."  # the same as in examples/01-third-party-driver
     said = typed(project, ["bash", "-c", f"python -m {pytest_} -q -p no:cacheprovider"])
     assert re.search(r"[0-9]{2} passed", said)
     assert "skipped" not in said
-    typed(project, ["bash", "-c", machine])
-    assert "Advertised: foo.com/gpu: 1." in typed(project, ["bash", "-c", inspect_])
-    assert re.search(
-        r"\nfoogpu +gpuplug-foogpu 1.0 +resource_name +foo.com/gpu +0000:03:00.0\n",
-        typed(project, ["bash", "-c", drivers]),
-    )
+    listed = typed(project, ["bash", "-c", drivers])
+    assert re.search(r"\nfoogpu +gpuplug-foogpu 1.0 +resource_name\b", listed), listed
+    shown = typed(project, ["bash", "-c", demo])
+    assert "Driver foogpu (gpuplug-foogpu 1.0) claims it as foo.com/gpu." in shown
+    assert "A container with `limits: {foo.com/gpu: 1}` gets:" in shown
     assert typed(project, [sys.executable, "serve_foogpu.py"]) == (
         "/dev/dri/card0 rw\n/dev/dri/renderD128 rw\n"
     )
+
+
+def test_the_image_of_the_readme_is_that_of_the_example() -> None:
+    example = (Path(__file__).parent.parent / "examples/01-third-party-driver/Containerfile").read_text()
+    (shown,) = blocks(README, "dockerfile")
+    assert shown == "".join(line for line in example.splitlines(True) if not line.startswith("#"))

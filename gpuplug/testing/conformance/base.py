@@ -66,7 +66,10 @@ class Checked:
         """Run a check on what the driver says of GPUs that it claims."""
 
         def with_answers(driver: LoadedDriver, gpu: Gpu, settings: Settings) -> None:
-            answers = self._ask(driver, gpu, settings)
+            try:
+                answers = ask(driver, gpu, settings)
+            except DriverError:  # a check of its own is about that: one fault is told of once
+                return
             if answers.claimed:
                 check(gpu, answers)
 

@@ -218,11 +218,11 @@ def no_looks(gpu: Gpu, looks: Sequence[str]) -> None:
         )
 
 
-def no_print(gpu: Gpu, printed: str) -> None:
-    """See that nothing was printed."""
-    if printed:
+def no_print(gpu: Gpu, notes: Sequence[str]) -> None:
+    """See that nothing was printed; the façade that drivers are asked through notes what was."""
+    for note in notes:
         fail(
-            f"{gpu.address}: while it was asked, the driver printed {printed[:200]!r}",
+            f"{gpu.address}: {note}",
             "gpuplug keeps it out of its output, which programs read, and tells of it as a problem",
             "take the print away; what people should know goes into Verdict(…, reason) or Declined(reason)",
         )

@@ -1,14 +1,13 @@
-"""See what code does besides answering: files, processes, connections, the clock, and what it prints."""
+"""See what code does besides answering: files, processes, connections, and the clock."""
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
@@ -53,7 +52,6 @@ class Seen:
     """Files that it opened, and what else it did to the machine."""
     looks: list[str] = field(default_factory=list)
     """What it asked of the machine without an effect: the clock, a file's state, chance."""
-    printed: str = ""
 
 
 class _Auditor:
@@ -91,7 +89,6 @@ def _importing() -> bool:
 def watched() -> Iterator[Seen]:
     """Watch what this thread does in the block."""
     seen = Seen()
-    out = io.StringIO()
     if not _auditor.installed:
         sys.addaudithook(_auditor)
         _auditor.installed = True
@@ -100,14 +97,11 @@ def watched() -> Iterator[Seen]:
             for name in names:
                 stack.enter_context(patch.object(module, name, _noting(module, name, seen)))
         stack.enter_context(patch.object(os, "environ", _Environment(os.environ, seen)))
-        stack.enter_context(redirect_stdout(out))
-        stack.enter_context(redirect_stderr(out))
         _auditor.thread, _auditor.seen = threading.get_ident(), seen
         try:
             yield seen
         finally:
             _auditor.seen = None
-            seen.printed = out.getvalue()
 
 
 class _Environment(dict[str, str]):
