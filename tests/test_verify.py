@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -119,3 +120,85 @@ def test_each_errno_has_its_own_meaning(number: int, outcome: Outcome, word: str
 def test_the_command_line_passes_the_nodes_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["verify", "/dev/null", "/dev/zero"], {}) == Outcome.OPENED
     assert "/dev/zero: opens" in capsys.readouterr().out
+
+
+# as one file
+
+
+@pytest.fixture
+def zipapp(tmp_path: Path) -> Path:
+    path = tmp_path / "verify.pyz"
+    assert cli.main(["verify", "--write-zipapp", str(path)], {}) == 0
+    return path
+
+
+def run_alone(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run outside of this project, with nothing that Python itself does not bring."""
+    return subprocess.run(
+        [*map(str, command)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+        env={"PATH": "/usr/bin:/bin"},
+    )
+
+
+def test_the_file_that_is_written_says_the_same_with_nothing_but_python(zipapp: Path, tmp_path: Path) -> None:
+    nodes = ["/dev/null", str(tmp_path / "card0")]
+    bare = [sys._base_executable, "-I", "-S"]  # type: ignore[attr-defined]
+    alone, single = run_alone(*bare, zipapp, *nodes), run_alone(*bare, verify.__file__, *nodes)
+    assert alone.returncode == single.returncode == Outcome.NO_NODE
+    assert alone.stdout == single.stdout
+    assert "/dev/null: opens" in alone.stdout
+    assert (alone.stderr, single.stderr) == ("", "")
+
+
+def test_the_file_that_is_written_is_a_program(zipapp: Path) -> None:
+    assert stat.S_IMODE(zipapp.stat().st_mode) == 0o755
+    done = run_alone(zipapp, "/dev/zero")
+    if done.returncode == 127:  # no python3 in /usr/bin
+        pytest.skip("no python3 outside of this environment")
+    assert (done.returncode, "/dev/zero: opens" in done.stdout) == (0, True), done
+
+
+def test_the_file_that_is_written_is_the_same_each_time_and_replaces_what_is_there(
+    zipapp: Path,
+) -> None:
+    before = zipapp.read_bytes()
+    zipapp.write_text("old")
+    assert cli.main(["verify", "--write-zipapp", str(zipapp)], {}) == 0
+    assert zipapp.read_bytes() == before
+    assert [path.name for path in zipapp.parent.iterdir()] == ["verify.pyz"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuplug", "verify", "--write-zipapp", "-"], capture_output=True, check=True
+    )
+    assert done.stdout == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--write-zipapp", "/nowhere/x"], "--write-zipapp: '/nowhere/x' cannot be written: No such file"),
+        (["--write-zipapp", "/"], "--write-zipapp: '/' cannot be written: "),
+        (["--write-zipapp", "x", "/dev/null"], "--write-zipapp opens no node"),
+        (["--write-zipapp"], "argument --write-zipapp: expected one argument"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_one_line_and_exit_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["verify", *arguments], {}) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
+
+
+def test_alone_it_has_a_help_and_knows_no_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "python3 verify.py [NODE ...]" in out
+    for outcome in Outcome:
+        assert re.search(rf"\b{int(outcome)}\b", out)
+    assert verify.main(["--json"]) == 2
+    assert capsys.readouterr().err == "verify: unknown option: '--json'\n"

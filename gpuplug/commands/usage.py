@@ -215,6 +215,11 @@ def _status(parser: argparse.ArgumentParser) -> None:
 
 def _verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("nodes", nargs="*", metavar="NODE", help="nodes to open (default: all in /dev/dri)")
+    parser.add_argument(
+        "--write-zipapp",
+        metavar="FILE",
+        help="open nothing: write this command to FILE (- is standard output), which needs only python3",
+    )
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
@@ -307,6 +312,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         (
             ("gpuplug verify", "every node in /dev/dri"),
             ("gpuplug verify /dev/dri/renderD128", "this one"),
+            ("gpuplug verify --write-zipapp verify.pyz", "make a file for images that have only Python"),
         ),
         (
             (0, "all nodes open"),
@@ -317,8 +323,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
             (14, "anything else"),
             (15, "there is no node at all"),
         ),
-        "It is one file that needs only Python: gpuplug/commands/verify.py runs by itself"
-        " in an image that has nothing else.",
+        "In an image that has only Python, run the file that --write-zipapp writes: `python3 verify.pyz`.",
     ),
     "demo": Command(
         "show it all on a made-up machine: no root, no GPU, no cluster",

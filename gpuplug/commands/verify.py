@@ -1,10 +1,14 @@
 """``gpuplug verify``: in a container, open the GPU nodes that it was given, and say what that tells.
 
 This command alone opens GPU nodes, and it closes them at once. It needs nothing but Python's
-standard library, so this file can be copied into any image that has Python, and run by itself.
+standard library, so this file can be copied into any image that has Python, and run by itself:
 
-Exit codes: 0 all nodes open; else that of the first outcome below that was met:
-10 EPERM, 11 EACCES, 12 ENXIO or ENODEV, 13 ENOENT, 14 anything else, 15 there was no node at all.
+    python3 verify.py [NODE ...]
+
+Without a NODE it takes all in /dev/dri, and those that GPUPLUG_RENDER_NODES names.
+
+Exit codes: 0 all nodes open; else that of the first outcome below that was met: 10 EPERM, 11 EACCES,
+12 ENXIO or ENODEV, 13 ENOENT, 14 anything else, 15 there was no node at all; 2 a bad option.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ _OUTCOMES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Identity:
     """Who tries: effective user and groups of this process."""
 
@@ -60,7 +64,7 @@ class Identity:
         return cls(os.geteuid(), frozenset({os.getegid(), *os.getgroups()}))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Node:
     """What ``stat`` says of a node; it is not opened for this."""
 
@@ -77,7 +81,7 @@ class Node:
         return stat.S_ISCHR(self.mode)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Result:
     """One node, and what came of it."""
 
@@ -89,7 +93,11 @@ class Result:
 
 def run(given: Mapping[str, object], environ: Mapping[str, str]) -> int:
     """Verify the nodes named, or all that are there; print what was seen; return the exit code."""
-    named = given.get("nodes")
+    target, named = given.get("write_zipapp"), given.get("nodes")
+    if isinstance(target, str):
+        from gpuplug.commands.zipapp import write  # noqa: PLC0415 - not there where this file is alone
+
+        return write(target, nodes=bool(named))
     paths = [str(path) for path in named] if isinstance(named, list) and named else found(environ)
     who = Identity.own()
     results = [verify(path, who) for path in paths]
@@ -197,5 +205,17 @@ def exit_code(results: Sequence[Result]) -> int:
     return min((result.outcome for result in results if result.outcome), default=Outcome.OPENED)
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Run as a file of its own."""
+    if {"-h", "--help"}.intersection(arguments):
+        print(__doc__.strip())  # noqa: T201 - see above
+        return 0
+    options = [word for word in arguments if word.startswith("-")]
+    if options:
+        print(f"verify: unknown option: {options[0]!r}", file=sys.stderr)  # noqa: T201
+        return 2
+    return run({"nodes": list(arguments)}, os.environ)
+
+
 if __name__ == "__main__":
-    sys.exit(run({"nodes": sys.argv[1:]}, os.environ))
+    sys.exit(main(sys.argv[1:]))
