@@ -35,6 +35,7 @@ def pod_manifest(
     init: Sequence[ContainerOrder] = (),
     restart: str = "Always",
     user: int = UNPRIVILEGED,
+    groups: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Build a v1.Pod. It uses the node's network, as the node has no network plugin."""
     paths = sorted({path for order in (*init, *containers) for path in order.host_paths.values()})
@@ -47,7 +48,11 @@ def pod_manifest(
             "hostNetwork": True,
             "restartPolicy": restart,
             "terminationGracePeriodSeconds": 1,
-            "securityContext": {"runAsUser": user, "runAsGroup": user},
+            "securityContext": {
+                "runAsUser": user,
+                "runAsGroup": user,
+                "supplementalGroups": list(groups),
+            },
             "initContainers": [_container(order, volumes) for order in init],
             "containers": [_container(order, volumes) for order in containers],
             "volumes": [{"name": volume, "hostPath": {"path": path}} for path, volume in volumes.items()],

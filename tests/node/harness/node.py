@@ -196,15 +196,28 @@ class Node:
         assert pod is not None
         return pod
 
-    async def said(self, name: str, container: str = "main") -> dict[str, Any]:
-        """Return what the probe in a container printed: its user, environment, and each open's outcome."""
+    async def ended_pod(self, name: str) -> Pod:
+        """Wait until every container of the pod has ended, well or not."""
+        pod = await self._pod_until(
+            name,
+            "to end",
+            lambda pod: pod.containers and all(one.state == "terminated" for one in pod.containers.values()),
+        )
+        assert not pod.refused, f"the kubelet refused {name}: {pod.reason}: {pod.message}"
+        return pod
+
+    async def logged(self, name: str, container: str = "main") -> list[str]:
+        """Return the lines that a container has printed, once there is one."""
 
         async def look() -> list[str]:
             logs = self.inside("/var/log/pods").glob(f"default_{name}-node_*/{container}/*.log")
-            return [line for log in sorted(logs) for line in log.read_text().splitlines()]
+            return [line.split(" ", 3)[3] for log in sorted(logs) for line in log.read_text().splitlines()]
 
-        lines = await eventually(f"{name}/{container} to say something", look, bool)
-        spoken: dict[str, Any] = json.loads(lines[-1].split(" ", 3)[3])
+        return await eventually(f"{name}/{container} to say something", look, bool)
+
+    async def said(self, name: str, container: str = "main") -> dict[str, Any]:
+        """Return what the probe in a container printed: its user, environment, and each open's outcome."""
+        spoken: dict[str, Any] = json.loads((await self.logged(name, container))[-1])
         return spoken
 
     def tails(self) -> str:

@@ -43,6 +43,13 @@ def start_gpuplug(node: Node, *more: str, shares: int = 1) -> Program:
     return node.start("gpuplug", gpuplug_command(node.machine_root, *more, shares=shares), env=_COMPILED)
 
 
+async def status(node: Node, *more: str) -> tuple[int, str]:
+    """Run `gpuplug status` on the node; the answer is its exit code and all that it printed."""
+    command = [sys.executable, "-m", "gpuplug", "status", "--prefix", str(node.machine_root), *more]
+    ran = node.start(f"status-{len(node.programs)}", command, env=_COMPILED)
+    return await ran.ended(), ran.log.read_text()
+
+
 def start_small_plugin(node: Node, *, name: str = "neighbour", count: int = 2) -> Program:
     """Start the other device plugin, which shares no serving code with gpuplug."""
     options = ["--kubelet-dir", PLUGIN_DIR, "--resource", WIDGET, "--count", str(count)]
