@@ -126,13 +126,16 @@ def _address(text: str) -> str:
     return text
 
 
-def _choice(*choices: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in choices:
-            raise ValueError(f"is not one of {', '.join(choices)}")
-        return text.lower()
+class _Choice:
+    """Take one of several words, in any case."""
 
-    return parse
+    def __init__(self, *choices: str) -> None:
+        self.choices = choices
+
+    def __call__(self, text: str) -> str:
+        if text.lower() not in self.choices:
+            raise ValueError(f"is not one of {', '.join(self.choices)}")
+        return text.lower()
 
 
 def _switch(text: str) -> bool:
@@ -206,6 +209,11 @@ class Option:
         return self.flag.removeprefix("--").replace("-", "_")
 
     @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that it can be; empty where it can be anything else."""
+        return self.parse.choices if isinstance(self.parse, _Choice) else ()
+
+    @property
     def variable(self) -> str:
         """The environment variable that is read where the option is not given."""
         return f"GPUPLUG_{self.field.upper()}"
@@ -216,7 +224,7 @@ OPTIONS: Final = (
     Option(
         "--allocation-policy",
         "POLICY",
-        _choice(*POLICIES),
+        _Choice(*POLICIES),
         "which GPU to take a share of: none (near the container's others, then the emptiest),"
         " balanced (the emptiest), packed (the fullest)",
     ),
@@ -232,13 +240,13 @@ OPTIONS: Final = (
     Option(
         "--monitoring-mode",
         "MODE",
-        _choice(*MONITORING),
+        _Choice(*MONITORING),
         "split (<resource>_monitoring for each resource) or single (<domain>/monitoring for all of them)",
     ),
     Option(
         "--bypath",
         "MODE",
-        _choice(*BY_PATH),
+        _Choice(*BY_PATH),
         "what containers get of /dev/dri/by-path: single (the links of their GPUs), none, all (the folder)",
     ),
     Option("--prefix", "DIR", _prefix, "read DIR/sys and DIR/dev instead of /sys and /dev"),
@@ -246,8 +254,8 @@ OPTIONS: Final = (
     Option("--kubelet-dir", "DIR", _absolute, "the kubelet's device-plugins folder, with kubelet.sock"),
     Option("--resync", "SECONDS", _seconds, "time between two looks that no event asked for"),
     Option("--listen", "HOST:PORT", _address, "serve /metrics, /readyz, /healthz and /report over HTTP"),
-    Option("--log-level", "LEVEL", _choice(*LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),
-    Option("--log-format", "FORMAT", _choice(*LOG_FORMATS), f"one of {', '.join(LOG_FORMATS)}"),
+    Option("--log-level", "LEVEL", _Choice(*LOG_LEVELS), f"one of {', '.join(LOG_LEVELS)}"),
+    Option("--log-format", "FORMAT", _Choice(*LOG_FORMATS), f"one of {', '.join(LOG_FORMATS)}"),
     Option("--driver", "NAME", _names, "load only these drivers (see `gpuplug drivers`)", many=True),
     Option("--no-driver", "NAME", _names, "do not load these drivers", many=True),
     Option("--pod-resources-socket", "PATH", _socket, "where the kubelet tells who holds what", serves=False),

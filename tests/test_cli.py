@@ -193,7 +193,7 @@ EXAMPLES = [(name, typed) for name, command in COMMANDS.items() for typed, _ in 
 
 @pytest.mark.parametrize(("command", "typed"), EXAMPLES, ids=[typed for _, typed in EXAMPLES])
 def test_each_example_of_a_help_can_be_typed_as_it_stands(command: str, typed: str) -> None:
-    program, *arguments = shlex.split(typed.partition("|")[0])
+    program, *arguments = shlex.split(re.split("[|>]", typed)[0])
     assert program == "gpuplug"
     given = parse(arguments)
     assert given.pop("command") == command

@@ -30,6 +30,7 @@ INSPECTED: Final = (
     "--no-driver",
 )
 """The options of ``serve`` that decide what is advertised, and so what ``inspect`` shows."""
+SHELLS: Final = ("bash", "zsh", "fish")
 _NARROWEST: Final = 30
 """Columns below which a text is not broken any further."""
 
@@ -91,6 +92,7 @@ def parser() -> Parser:
         one = commands.add_parser(
             name,
             help=command.summary,
+            description=command.summary,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -222,6 +224,10 @@ def _verify(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _completion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
+
+
 def _demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", action="store_true", help="stay until interrupted, and log what happens")
     parser.add_argument(
@@ -339,6 +345,17 @@ COMMANDS: Final[Mapping[str, Command]] = {
         ),
         ((0, "all that was told did happen"), (1, "something did not")),
         asks_drivers=True,
+    ),
+    "completion": Command(
+        "print what a shell needs to complete gpuplug's commands and options",
+        _completion,
+        (
+            ("gpuplug completion bash > /etc/bash_completion.d/gpuplug", "for bash, with bash-completion"),
+            ("gpuplug completion zsh > /usr/local/share/zsh/site-functions/_gpuplug", "for zsh"),
+            ("gpuplug completion fish > ~/.config/fish/completions/gpuplug.fish", "for fish"),
+        ),
+        ((0, "it was printed"),),
+        "Options of the drivers that are installed now are among them: print it again after a change.",
     ),
 }
 """Each command is the module of that name in ``gpuplug.commands``."""

@@ -21,7 +21,7 @@ from gpuplug.testing import Machine
 
 from .harness.ledger import Ledger
 from .harness.manifests import ContainerOrder
-from .harness.node import Node
+from .harness.node import REPOSITORY, Node
 from .harness.plugins import I915, capacity, start_gpuplug
 from .harness.releases import Release
 
@@ -130,6 +130,7 @@ async def test_who_is_not_in_the_nodes_group_is_told_which_one_to_add_and_that_h
     assert code == Outcome.RIGHTS, text
     assert "/dev/dri/renderD128: EACCES: Permission denied" in text
     assert f"add supplementalGroups: [{GROUP}] to the pod's securityContext" in text
+    assert text in (REPOSITORY / "README.md").read_text()
     ledger.outcome("verify: the resource, a node of another group", release, ["EACCES"])
 
     code, text = await outcome(node, "member", consumer(node, zipapp), groups=[GROUP])
