@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuplug.model import Inventory, Judgement, PciDisplay, RefusalCode, Rejected, Surroundings, Verdict
-from gpuplug.observe.document import Details, document
+from gpuplug.observe.document import Details, document, encoded
 from gpuplug.observe.metrics import Counts, Metrics
 from gpuplug.observe.observer import Observer
 from gpuplug.observe.report import DriverReport, build_report
@@ -85,7 +85,8 @@ def test_the_report_is_the_one_that_inspect_makes_and_says_how_it_stands_with_th
         "phase": "not registered",
         "reason": "the kubelet refused (3 times)",
     }
-    assert json.loads(json.dumps(document(report, Details()))) == document(report, Details())
+    assert json.loads(encoded(report, Details())) == document(report, Details())
+    assert encoded(report, Details()) == f"{json.dumps(document(report, Details()))}\n".encode()
 
 
 def test_each_metric_shows_what_the_report_says(watched: Watched) -> None:

@@ -6,6 +6,8 @@ none is removed or changed.
 
 from __future__ import annotations
 
+import io
+import json
 import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -35,11 +37,27 @@ class Details:
 
 def document(report: Report, details: Details) -> dict[str, Any]:
     """Make the document; it has only what JSON has."""
+    return _document(report, [_gpu(gpu, details) for gpu in report.gpus])
+
+
+def encoded(report: Report, details: Details) -> bytes:
+    """Make the document as JSON on one line, GPU by GPU: a node may have many, and memory is dear there."""
+    # No text of a value has these characters in it: its quotation marks are escaped.
+    before, gpus, after = json.dumps(_document(report, [])).partition('"gpus": []')
+    text = io.BytesIO()
+    text.write(f"{before}{gpus.removesuffix(']')}".encode())
+    for number, gpu in enumerate(report.gpus):
+        text.write(f"{', ' if number else ''}{json.dumps(_gpu(gpu, details))}".encode())
+    text.write(f"]{after}\n".encode())
+    return text.getvalue()
+
+
+def _document(report: Report, gpus: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "advertised": bool(report.advertised),
         "resources": [_resource(resource) for resource in report.resources],
-        "gpus": [_gpu(gpu, details) for gpu in report.gpus],
+        "gpus": gpus,
         "nothing": _refusal(report.nothing),
         "drivers": [
             {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
-from gpuplug.observe.document import document
+from gpuplug.observe.document import encoded
 from gpuplug.observe.metrics import CONTENT_TYPE, Metrics
 from gpuplug.observe.readiness import readiness
 
@@ -103,5 +102,4 @@ class Pages:
         report = self._observer.report.value
         if report is None:
             return page(503, *readiness(None).lines)
-        text = json.dumps(document(report, self._look_up(report)))
-        return Page(200, f"{text}\n".encode(), "application/json")
+        return Page(200, encoded(report, self._look_up(report)), "application/json")
