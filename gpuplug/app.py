@@ -40,12 +40,13 @@ from gpuplug.observe.refusals import ALL_MODULES
 from gpuplug.witness import NOBODY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from anyio.abc import TaskStatus
 
     from gpuplug.host.watch import Notifier
     from gpuplug.model import Snapshot
+    from gpuplug.observe.changes import Line
     from gpuplug.plugins.loader import Loaded
     from gpuplug.settings import Settings
     from gpuplug.witness import Witness
@@ -109,11 +110,12 @@ async def _follow_machine(
     inventory: Inventory | None = None
     asked = time.monotonic()
     while True:
-        version = ticks.version
+        version, began = ticks.version, time.monotonic()
         known = inventory or Inventory()
         snapshot, latest = await ask(partial(look, known))
-        for line in changes(inventory, latest):
-            logger.log(line.level, "{}", line.text)
+        took = 1000 * (time.monotonic() - began)
+        logger.debug("looked at the machine: {} GPUs in {:.1f} ms", len(latest.judgements), took)
+        _say(changes(inventory, latest))
         witness.looked(latest, asked)
         endpoints.apply(diff(known, latest))
         if inventory is None:
@@ -133,11 +135,15 @@ async def _tell_of_displays(roots: Roots, ticks: Latest[None], witness: Witness)
         version = ticks.version
         await anyio.sleep(DRIVERS_PROBE)
         seen = await anyio.to_thread.run_sync(survey, roots, ALL_MODULES)
-        for line in around(known, seen):
-            logger.log(line.level, "{}", line.text)
+        _say(around(known, seen))
         witness.surveyed(seen)
         known = seen
         await ticks.newer(version)
+
+
+def _say(lines: Iterable[Line]) -> None:
+    for line in lines:
+        (logger.bind(gpu=line.gpu) if line.gpu else logger).log(line.level, "{}", line.text)
 
 
 def _tick(ticks: dict[Place, Latest[None]], touched: frozenset[Place]) -> None:

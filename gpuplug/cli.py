@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | No
             # Until serving begins there is nothing to end in order; and as the first process of a
             # container we would not even be killed by a signal that we have no handler for.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it asks for more log, of which there is none yet
         command = importlib.import_module(f"gpuplug.commands.{name}")
         return int(command.run(options, environ))
     except SettingError as error:

@@ -125,3 +125,51 @@ def test_without_a_stream_it_goes_to_standard_error(capsys: pytest.CaptureFixtur
     logger.info("here")
     assert capsys.readouterr().err.endswith("here\n")
     logger.remove()
+
+
+def test_the_level_changes_from_what_was_chosen_to_all_and_back() -> None:
+    stream = io.StringIO()
+    log = set_up("info", "json", stream)
+    library = logging.getLogger("lib")
+    for number in range(5):
+        library.info("%d", number)
+        logger.trace("trace {}", number)
+        logger.debug("debug {}", number)
+        log.next_level()
+    said = [line["message"] for line in logged(stream)]
+    now, again = "the level of the log is {} now", "the level of the log is info again"
+    assert said == [
+        now.format("debug"),
+        "debug 1",
+        now.format("trace"),
+        "lib: 2",
+        "trace 2",
+        "debug 2",
+        again,
+        now.format("debug"),
+        "debug 4",
+        now.format("trace"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "levels"),
+    [
+        ("error", ["debug", "trace", "error"]),
+        ("debug", ["trace", "debug", "trace"]),
+        ("trace", ["trace", "trace", "trace"]),
+    ],
+)
+def test_more_is_never_less_than_what_was_chosen(chosen: str, levels: list[str]) -> None:
+    log = set_up(chosen, "text", io.StringIO())
+    assert [log.next_level() for _ in range(3)] == levels
+
+
+def test_nothing_is_lost_or_said_twice_while_the_level_changes() -> None:
+    stream = io.StringIO()
+    log = set_up("info", "json", stream)
+    for number in range(100):
+        logger.info("{}", number)
+        log.next_level()
+    said = [line["message"] for line in logged(stream) if "level" not in line["message"]]
+    assert said == [str(number) for number in range(100)]

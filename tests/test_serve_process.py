@@ -38,6 +38,33 @@ async def test_told_to_stop_it_takes_its_sockets_along_and_exits_with_0(
         assert "Traceback" not in serve.log
 
 
+async def test_a_signal_makes_the_log_say_more_and_serving_goes_on(
+    machine: Machine, kubelet_dir: Path
+) -> None:
+    machine.add_gpu(A)
+    async with running_kubelet(kubelet_dir) as kubelet, serving(machine, kubelet_dir) as serve:
+        await settled(kubelet, I915, {A})
+        for words in ("is debug now", "is trace now", "is info again"):
+            serve.process.send_signal(signal.SIGUSR1)
+            await serve.said(f"the level of the log {words}")
+            await kubelet.allocate(I915, [[A]])
+        assert serve.log.count(f"{I915}: gave 1 devices") == 2
+        assert kubelet.resource(I915).streams == 1
+        assert len(kubelet.registrations) == 1
+        assert await serve.ended(signal.SIGTERM) == 0
+
+
+async def test_that_signal_is_no_end_at_any_moment_of_the_start(machine: Machine, kubelet_dir: Path) -> None:
+    machine.add_gpu(A)
+    async with running_kubelet(kubelet_dir) as kubelet, serving(machine, kubelet_dir) as serve:
+        await serve.said(" serve --")  # before Python runs our first line nothing can be done about it
+        for _ in range(50):
+            serve.process.send_signal(signal.SIGUSR1)
+            await anyio.sleep(0.003)
+        await settled(kubelet, I915, {A})
+        assert await serve.ended(signal.SIGTERM) == 0
+
+
 async def test_told_to_stop_while_it_waits_for_a_kubelet_it_exits_with_0(
     machine: Machine, kubelet_dir: Path
 ) -> None:

@@ -29,7 +29,7 @@ from gpuplug.kubelet.wire import encode_list
 from gpuplug.latest import Latest
 from gpuplug.model import Allocation, DeviceSpec, Mount
 from tests.peer import connected, framed
-from tests.running import A, B, resource
+from tests.running import I915, A, B, heard, resource
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -94,6 +94,22 @@ async def ask(peer: Peer, method: str, message: betterproto2.Message) -> tuple[i
 
 def asked(*containers: list[str]) -> AllocateRequest:
     return AllocateRequest([ContainerAllocateRequest(ids) for ids in containers])
+
+
+async def test_an_allocate_that_is_refused_is_said_once_per_reason_with_a_count(path: Path) -> None:
+    with heard() as lines:
+        async with serving(path, resource(A)), connected(path) as peer:
+            for id_ in ("unhealthy", "unhealthy", "unhealthy", "unknown", "card0", "card0", "unhealthy"):
+                await ask(peer, "Allocate", asked([id_]))
+    assert [line.replace("\n", " ") for line in lines] == [
+        f"WARNING {I915}: an Allocate is refused: device unhealthy is unhealthy",
+        (
+            f"WARNING {I915}: an Allocate is refused: no device unknown, in \N{SNOWMAN} words of two lines;"
+            " before that, 3 times: device unhealthy is unhealthy"
+        ),
+        f"INFO {I915}: an Allocate is answered: well again",
+        f"WARNING {I915}: an Allocate is refused: device unhealthy is unhealthy",
+    ]
 
 
 async def test_the_options_are_those_of_the_registration(path: Path) -> None:

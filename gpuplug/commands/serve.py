@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ from gpuplug import app, log
 from gpuplug.commands.folders import check_folder
 from gpuplug.commands.intel import IGNORED, with_log_level
 from gpuplug.commands.prepare import prepared
-from gpuplug.commands.signals import StopSignals
+from gpuplug.commands.signals import DetailSignal, StopSignals
 from gpuplug.core.identity import socket_name, socket_room
 from gpuplug.errors import SettingError
 from gpuplug.plugins.chosen import spelt_options
@@ -38,7 +39,7 @@ def run(given: Mapping[str, Any], environ: Mapping[str, str]) -> int:
     settings, loaded = prepared(given, environ)
     check_folders(settings, origins(given, environ))
     sockets = listen(settings, origins(given, environ).get("listen", "--listen"))
-    log.set_up(settings.log_level, settings.log_format)
+    detail = DetailSignal(log.set_up(settings.log_level, settings.log_format).next_level)
     started = (
         "gpuplug",
         importlib.metadata.version("gpuplug"),
@@ -50,7 +51,7 @@ def run(given: Mapping[str, Any], environ: Mapping[str, str]) -> int:
     for flag in given.get("ignored", ()):
         logger.warning("{} has no effect: {}", flag, IGNORED[flag])
     signals = StopSignals()
-    anyio.run(_until_told_to_stop, settings, loaded, signals, sockets)
+    anyio.run(_until_told_to_stop, settings, loaded, signals, detail, sockets)
     signals.no_more()
     return 0
 
@@ -96,8 +97,13 @@ def listen(settings: Settings, chosen: str) -> list[socket.socket]:
 
 
 async def _until_told_to_stop(
-    settings: Settings, loaded: Loaded, signals: StopSignals, sockets: Sequence[socket.socket]
+    settings: Settings,
+    loaded: Loaded,
+    signals: StopSignals,
+    detail: DetailSignal,
+    sockets: Sequence[socket.socket],
 ) -> None:
+    detail.serve(asyncio.get_running_loop())
     async with anyio.create_task_group() as tasks:
         witness = NOBODY
         if sockets:

@@ -1,4 +1,4 @@
-"""How ``gpuplug serve`` is told to stop: in order by one signal, at once by a second one."""
+"""How ``gpuplug serve`` is told to stop: in order by one signal, at once by a second one; and to log more."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
 PATIENCE: Final = 0.5
@@ -22,6 +23,23 @@ LONGEST_STOP: Final = 1.5
 """Seconds after which the process ends even if something hangs: a read in the kernel, say."""
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class DetailSignal:
+    """A handler for SIGUSR1, which makes the log say more, and in the end as much as at the start."""
+
+    def __init__(self, change: Callable[[], object]) -> None:
+        self._change = change
+        self._loop: asyncio.AbstractEventLoop | None = None
+        signal.signal(signal.SIGUSR1, self._on_signal)
+
+    def serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Change in this loop from now on: between two lines of the log, never in the middle of one."""
+        self._loop = loop
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._change)
 
 
 class StopSignals:

@@ -24,6 +24,7 @@ from loguru import logger
 
 from gpuplug.core.backoff import FLOOR, Backoff
 from gpuplug.core.identity import socket_name, socket_room
+from gpuplug.core.repeats import Repeats
 from gpuplug.errors import RegistrationError
 from gpuplug.host.sockets import SocketId, identify, listening
 from gpuplug.kubelet.listener import Listener
@@ -117,6 +118,8 @@ class Endpoint:
         self._patience = patience
         self._policy = policy
         self._witness = witness
+        self._log = logger.bind(resource=resource.name)
+        self._refusals = Repeats()
         self._generation = 0
         self._times = 1  # that it failed in the same way, in a row
         self._others: frozenset[str] = frozenset()
@@ -154,9 +157,10 @@ class Endpoint:
     async def _session(self, kubelet: SocketId) -> str:
         """Serve, register and follow the stream; return why that came to an end."""
         self._generation += 1
-        service = Service(self.resource, self._allocate, self._policy, self._witness)
+        service = Service(self.resource, self._allocate, self._policy, self._witness, self._refusals)
         room = socket_room(self._directory.path)
         name = socket_name(self.resource.value.name, self._directory.process, self._generation, room)
+        self._log.debug("{}: serving on {}, and registering", self.resource.value.name, name)
         ended: list[str] = []
         try:
             async with (
@@ -224,7 +228,7 @@ class Endpoint:
             sockets = await self._sockets_of_others(stem)
             present = _processes(sockets)
             if present - self._others:
-                logger.warning(
+                self._log.warning(
                     "{}: another process serves it too, and the last one to register has it: {}",
                     self.resource.value.name,
                     ", ".join(sorted(sockets)),
@@ -265,9 +269,9 @@ class Endpoint:
         if phase is Phase.STREAMING:
             count = len(self.resource.value)
             devices = f"{count} device{'' if count == 1 else 's'}"
-            logger.info("{}: registered and streaming, {}{}", name, devices, since)
+            self._log.info("{}: registered and streaming, {}{}", name, devices, since)
         else:
-            logger.warning("{}: {}: {}{}", name, phase.value, reason, since)
+            self._log.warning("{}: {}: {}{}", name, phase.value, reason, since)
 
     def _tell(self) -> None:
         state = self.state.value

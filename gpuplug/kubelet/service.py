@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import grpclib.const
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
+from loguru import logger
 
 from gpuplug.core.allocation import preferred
+from gpuplug.core.repeats import Repeats
 from gpuplug.errors import AllocationError, UnknownDeviceError
 from gpuplug.kubelet.registration import OPTIONS
 from gpuplug.kubelet.v1beta1 import (
@@ -75,11 +77,18 @@ class Service(DevicePluginBase):
         allocate: Allocator,
         policy: str = "none",
         witness: Witness = NOBODY,
+        refusals: Repeats | None = None,
     ) -> None:
+        """Serve what ``resource`` has.
+
+        :param refusals: what was said of Allocate calls by those who served it before.
+        """
         self._resource = resource
         self._allocate = allocate
         self._policy = policy
         self._witness = witness
+        self._refusals = refusals or Repeats()
+        self._log = logger.bind(resource=resource.value.name)
         self.streams: Final = Latest(Streams())
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
@@ -104,6 +113,7 @@ class Service(DevicePluginBase):
                 version, resource = await self._resource.newer(version)
                 await stream.send_message(encode_list(resource))
                 self._witness.sent(resource)
+                self._log.debug("{}: sent a list of {} devices", resource.name, len(resource))
         finally:
             self._count(opened=0, open_=-1)
 
@@ -146,8 +156,17 @@ class Service(DevicePluginBase):
                 await self._allocate(resource, asked.devices_ids) for asked in message.container_requests
             ]
             failed = False
+        except AllocationError as error:
+            if news := self._refusals.news(resource.name, str(error)):
+                self._log.warning("{}: an Allocate is refused: {}", resource.name, news)
+            raise
         finally:
-            self._witness.allocated(resource.name, time.perf_counter() - began, failed=failed)
+            seconds = time.perf_counter() - began
+            self._witness.allocated(resource.name, seconds, failed=failed)
+        if news := self._refusals.news(resource.name, ""):
+            self._log.info("{}: an Allocate is answered: {}", resource.name, news)
+        count = sum(len(asked.devices_ids) for asked in message.container_requests)
+        self._log.debug("{}: gave {} devices, in {:.2f} ms", resource.name, count, 1000 * seconds)
         return cast("AllocateResponse", encode_allocations(given))  # as good as one: our Codec sends it
 
     async def pre_start_container(self, message: PreStartContainerRequest) -> PreStartContainerResponse:

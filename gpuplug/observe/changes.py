@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from gpuplug.model import RefusalCode
@@ -18,6 +18,8 @@ class Line:
 
     level: Literal["INFO", "WARNING"]
     text: str
+    gpu: str = field(default="", compare=False)
+    """The address of the GPU that it is about, if it is about one."""
 
 
 def changes(old: Inventory | None, new: Inventory) -> tuple[Line, ...]:
@@ -27,7 +29,7 @@ def changes(old: Inventory | None, new: Inventory) -> tuple[Line, ...]:
     """
     before, after = _sayings(old), _sayings(new)
     lines = [line for address, line in after.items() if before.get(address) != line]
-    lines += [Line("INFO", f"{address}: gone") for address in before if address not in after]
+    lines += [Line("INFO", f"{address}: gone", address) for address in before if address not in after]
     lines += _monitored(old, new)
     known = _problems(old)
     lines += [Line("WARNING", problem) for problem in _problems(new) if problem not in known]
@@ -51,7 +53,9 @@ def _without_drm(surroundings: Surroundings) -> tuple[Line, ...]:
         if not device.drm:
             refusal = refuse_display(device, surroundings.modules)
             text = f"{_describe_display(device)}: not advertised: {refusal.reason}"
-            lines.append(Line("INFO" if refusal.code is RefusalCode.KEPT_FOR_VMS else "WARNING", text))
+            lines.append(
+                Line("INFO" if refusal.code is RefusalCode.KEPT_FOR_VMS else "WARNING", text, device.address)
+            )
     return tuple(lines)
 
 
@@ -67,6 +71,7 @@ def _sayings(inventory: Inventory | None) -> dict[str, Line]:
         rejected.address: Line(
             "INFO" if rejected.code in _MEANT else "WARNING",
             f"{rejected.address}: not advertised: {refuse(rejected).reason}",
+            rejected.address,
         )
         for rejected in inventory.rejected
     }
@@ -80,8 +85,8 @@ def _offered(resource: Resource, offer: Offer) -> Line:
     shares = f", {offer.shares} shares" if offer.shares > 1 else ""
     text = f"{describe(offer.gpu)}: advertised as {resource.name}{shares}"
     if offer.verdict.healthy:
-        return Line("INFO", text)
-    return Line("WARNING", f"{text}, unhealthy: {offer.verdict.reason}")
+        return Line("INFO", text, offer.gpu.address)
+    return Line("WARNING", f"{text}, unhealthy: {offer.verdict.reason}", offer.gpu.address)
 
 
 def _monitored(old: Inventory | None, new: Inventory) -> list[Line]:
