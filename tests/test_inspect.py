@@ -294,6 +294,14 @@ def test_there_are_colours_only_on_a_terminal_that_wants_them(
     assert max(map(len, plain.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("columns", [40, 60])
+@pytest.mark.parametrize("name", ["mixed-vendors", "sriov", "comet-lake", "half-there"])
+def test_a_narrow_terminal_gets_narrow_lines(name: str, columns: int) -> None:
+    text = io.StringIO()
+    show(seen(name)[0], Details(), text, {"COLUMNS": str(columns)})
+    assert max(map(len, text.getvalue().splitlines())) <= columns
+
+
 def test_what_a_name_or_a_driver_says_cannot_control_the_terminal(short_path: Path) -> None:
     machine = Machine(short_path)
     machine.add_gpu(A, driver="evil")

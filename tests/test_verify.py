@@ -1,3 +1,5 @@
+"""``gpuplug verify``: what an attempt to open a node tells, and the one file that needs only Python."""
+
 from __future__ import annotations
 
 import os
@@ -6,16 +8,13 @@ import shutil
 import stat
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from gpuplug import cli
 from gpuplug.commands import verify
 from gpuplug.commands.verify import Identity, Outcome, Result, exit_code, found, lines
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SOMEBODY = Identity(1000, frozenset({1000}))
 ROOT = os.geteuid() == 0
@@ -26,6 +25,31 @@ def test_a_node_that_opens_is_a_success() -> None:
     result = verify.verify("/dev/null", SOMEBODY)
     assert result.outcome is Outcome.OPENED
     assert result.words.startswith("opens")
+
+
+def sysfs_with_a_gpu(root: Path, path: str, **files: str) -> str:
+    """Say in a made-up sysfs that a GPU is behind a node."""
+    number = Path(path).stat().st_rdev
+    device, driver = root / "devices/0000:03:00.0", root / "drivers/i915"
+    for folder in (device, driver, root / f"dev/char/{os.major(number)}:{os.minor(number)}"):
+        folder.mkdir(parents=True)
+    (device / "driver").symlink_to(driver)
+    (root / f"dev/char/{os.major(number)}:{os.minor(number)}/device").symlink_to(device)
+    for name, text in files.items():
+        (device / name).write_text(text)
+    return str(root)
+
+
+def test_the_gpu_behind_a_node_is_named(tmp_path: Path) -> None:
+    sysfs = sysfs_with_a_gpu(tmp_path, "/dev/null", vendor="0x8086\n", device="0x56a0\n")
+    result = verify.verify("/dev/null", SOMEBODY, sysfs)
+    assert result.words == "opens: 0000:03:00.0 (8086:56a0), kernel driver i915"
+
+
+@pytest.mark.parametrize("files", [{}, {"vendor": "0x8086\n"}, {"vendor": "x", "device": "y"}])
+def test_a_gpu_without_ids_is_named_by_its_address(tmp_path: Path, files: dict[str, str]) -> None:
+    sysfs = sysfs_with_a_gpu(tmp_path, "/dev/null", **files)
+    assert verify.verify("/dev/null", SOMEBODY, sysfs).words == "opens: 0000:03:00.0, kernel driver i915"
 
 
 def test_a_node_that_is_not_there_is_told_from_one_that_is_closed() -> None:

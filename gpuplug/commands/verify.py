@@ -19,6 +19,7 @@ import os
 import pwd
 import stat
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -115,8 +116,11 @@ def found(environ: Mapping[str, str], folder: str = DRI) -> list[str]:
     return list(dict.fromkeys([*(f"{folder}/{name}" for name in names), *promised]))
 
 
-def verify(path: str, who: Identity) -> Result:
-    """Open a node for reading and writing, close it, and say what that tells."""
+def verify(path: str, who: Identity, sysfs: str = "/sys") -> Result:
+    """Open a node for reading and writing, close it, and say what that tells.
+
+    :param sysfs: where the kernel says which GPU is behind a node.
+    """
     try:
         seen = os.stat(path)  # noqa: PTH116 - system calls, and what they answer, are the subject here
         node = Node(
@@ -127,7 +131,7 @@ def verify(path: str, who: Identity) -> Result:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
         return _failed(path, error, who)
-    return Result(path, Outcome.OPENED, f"opens{_gpu(node)}")
+    return Result(path, Outcome.OPENED, f"opens{_gpu(node, sysfs)}")
 
 
 def _failed(path: str, error: OSError, who: Identity) -> Result:
@@ -174,14 +178,18 @@ def _group(gid: int) -> str:
         return str(gid)
 
 
-def _gpu(node: Node) -> str:
+def _gpu(node: Node, sysfs: str) -> str:
     """Name the GPU behind a node by what sysfs says of its number; empty where it says nothing."""
     try:
-        device = Path(f"/sys/dev/char/{node.major}:{node.minor}/device").resolve(strict=True)
+        device = Path(f"{sysfs}/dev/char/{node.major}:{node.minor}/device").resolve(strict=True)
         driver = (device / "driver").resolve(strict=True)
     except OSError:
         return ""
-    return f": {device.name}, kernel driver {driver.name}"
+    ids = ""
+    with suppress(OSError, ValueError):  # platform devices have none
+        vendor, model = (int((device / name).read_text(), 16) for name in ("vendor", "device"))
+        ids = f" ({vendor:04x}:{model:04x})"
+    return f": {device.name}{ids}, kernel driver {driver.name}"
 
 
 def lines(results: Sequence[Result], who: Identity, environ: Mapping[str, str]) -> Iterable[str]:
