@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpuplug.testing import FakeKubelet
 from tests.vm.guest.gpus import QEMU_DEVICES, Gpus
-from tests.vm.guest.serving import DAEMON_SET, Witness, witness
+from tests.vm.guest.launch import DAEMON_SET
+from tests.vm.guest.serving import Witness, witness
 from tests.vm.harness.machine import PORTS
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from .harness.kernels import KERNELS, Bootable, Kernel, bootable
+from .harness.kinds import GUEST, KINDS
 from .harness.machine import tail
 from .harness.needs import MissingRequirementError, check_machine
-from .harness.remote import KERNEL, REPORTS, Run
+from .harness.remote import KERNEL, REPORTS, Run, side_by_side
 from .harness.table import latency_table
 
-_GUEST = Path(__file__).parent / "guest"
 _INSIDE = os.environ.get(KERNEL, "")
 _SHARE = Path(os.environ.get("GPUPLUG_VM_SHARE", "/nonexistent"))
 
@@ -29,7 +29,8 @@ class _Needs:
     """The machine that a test of the guest runs in."""
 
     kernel: Kernel
-    whole_node: bool
+    folder: Path
+    """That of its tests; it stands for the kind of machine."""
 
 
 _RUNS = pytest.StashKey[dict[_Needs, Run]]()
@@ -49,28 +50,47 @@ def machine_kernel(kernel: Kernel, pytestconfig: pytest.Config) -> Bootable:
         return bootable(kernel, _teller(pytestconfig))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--shorter", action="store_true", help="run what takes a minute on the first kernel alone (tests/vm)"
+    )
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Have every test of the guest once per kernel."""
-    in_guest = metafunc.definition.path.is_relative_to(_GUEST)
+    in_guest = metafunc.definition.path.is_relative_to(GUEST)
     if in_guest and "kernel" not in metafunc.fixturenames:
         metafunc.fixturenames.append("kernel")
     if "kernel" in metafunc.fixturenames:
         wanted = [kernel for kernel in KERNELS if _INSIDE in {"", kernel.name}]
-        if metafunc.definition.get_closest_marker("one_kernel"):
+        markers = ["one_kernel", *(["long"] if metafunc.config.getoption("shorter") else [])]
+        if any(metafunc.definition.get_closest_marker(marker) for marker in markers):
             wanted = wanted[:1]
         metafunc.parametrize("kernel", wanted, ids=str, indirect=True, scope="session")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_kernel: on the first kernel alone, as others would show the same")
+    config.addinivalue_line("markers", "long: takes a minute; with --shorter on the first kernel alone")
     config.stash[_RUNS] = {}
     if _INSIDE:
         config.pluginmanager.register(_Scribe(config))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have all that runs in one machine come in one piece, the machines of one kernel after one another."""
+    machines = [_Needs(kernel, folder) for kernel in KERNELS for folder in KINDS if not KINDS[folder].alone]
+    machines += [_Needs(kernel, folder) for kernel in KERNELS for folder in KINDS if KINDS[folder].alone]
+    # What is measured comes last, when the machine beside it has done most of its work.
+    order: dict[_Needs | None, int] = {needs: number for number, needs in enumerate(machines)}
+    if not _INSIDE:
+        items.sort(key=lambda item: (order.get(_needs(item), -1), item.path.name == "test_latency.py"))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Stop here where this machine can't run any, and note who runs in which machine."""
-    ours = [item for item in session.items if item.path.is_relative_to(_GUEST.parent)]
+    ours = [item for item in session.items if item.path.is_relative_to(GUEST.parent)]
     if _INSIDE or not ours or session.config.option.collectonly:
         return
     with _one_line():
@@ -82,18 +102,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     tell = _teller(session.config)
     with _one_line():
         for needs, names in wanted.items():
-            if needs.whole_node:
+            if needs.folder == GUEST / "whole":
                 _build_node(tell)
-            memory = "5G" if needs.whole_node else "2G"
             ready = bootable(needs.kernel, tell)
-            session.config.stash[_RUNS][needs] = Run(session.config, ready, names, memory)
+            session.config.stash[_RUNS][needs] = Run(session.config, ready, KINDS[needs.folder], names)
+    side_by_side(session.config.stash[_RUNS].values())
 
 
 def _needs(item: pytest.Item | None) -> _Needs | None:
     """Say which machine a test runs in; None for one that does not run in any."""
-    if item is None or not item.path.is_relative_to(_GUEST):
+    if item is None or not item.path.is_relative_to(GUEST):
         return None
-    return _Needs(item.callspec.params["kernel"], item.path.parent != _GUEST)  # type: ignore[attr-defined]
+    return _Needs(item.callspec.params["kernel"], item.path.parent)  # type: ignore[attr-defined]
 
 
 def _build_node(tell: Callable[[str], object]) -> None:

@@ -7,9 +7,14 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from .gpus import Gpus
-from .serving import DAEMON_SET, HOST, Witnesses, witnesses
+from .serving import Witnesses, early_witnesses
 
 _COMPLAINTS = re.compile(r"BUG:|WARNING:|Oops|general protection|Call Trace")
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 @pytest.fixture(scope="session")
@@ -19,9 +24,9 @@ def gpus() -> Gpus:
 
 @pytest.fixture(scope="session")
 async def watched(gpus: Gpus) -> AsyncIterator[Witnesses]:
-    """Two gpuplugs that run all the time; every test starts and ends with a machine without a GPU."""
+    """Give the gpuplugs that run all the time; every test starts and ends with a machine without a GPU."""
     del gpus
-    async with witnesses(DaemonSet=DAEMON_SET, host=HOST) as found:
+    async with early_witnesses() as found:
         yield found
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from anyio import to_thread
 
 from .qmp import Qmp
+from .slots import Slot
 from .waiting import until
 
 DRI: Final = Path("/dev/dri")
@@ -18,6 +19,7 @@ QEMU_DEVICES: Final = {"i915": "pci-testdev", "xe": "edu", "amdgpu": "pvpanic-pc
 """The device of QEMU that each kernel driver of our module binds to by itself."""
 _PCI: Final = Path("/sys/bus/pci")
 _PARAMETERS: Final = Path("/sys/module/gpustub/parameters")
+_PCIEHP: Final = Path("/sys/bus/pci_express/drivers/pciehp")
 _FIRST_PORT: Final = 8
 
 
@@ -55,8 +57,7 @@ class Gpus:
 
     def address(self, slot: int) -> str:
         """Return the bus address that whatever is plugged in there has."""
-        port = Path(f"/sys/bus/pci/devices/0000:00:{_FIRST_PORT + slot:02x}.0")
-        return f"0000:{int((port / 'secondary_bus_number').read_text()):02x}:00.0"
+        return f"0000:{int((_port(slot) / 'secondary_bus_number').read_text()):02x}:00.0"
 
     async def plug(self, slot: int, kind: str = "i915") -> str:
         """Plug a GPU in, as far as the machine's other side goes; the kernel takes it from there."""
@@ -77,6 +78,20 @@ class Gpus:
 
         await to_thread.run_sync(ask)
         self._plugged.discard(slot)
+
+    async def tear_out(self, *slots: int) -> None:
+        """Have GPUs be gone without asking; wait until the kernel has noticed and left their slots.
+
+        Only where the kernel's own PCIe hotplug is in charge.
+        """
+        torn = [Slot(_port(slot)) for slot in slots]
+        for slot in torn:
+            await until("the kernel to be done with turning the slot on", slot.lit)
+        for slot in torn:
+            slot.empty()
+        for slot in torn:
+            await until("the kernel to turn the empty slot off", slot.dark)
+        self._plugged.difference_update(slots)
 
     async def bind(self, address: str, driver: str) -> None:
         """Bind a kernel driver to a device."""
@@ -128,6 +143,8 @@ class Gpus:
         self.load()
         for path in _PARAMETERS.iterdir():
             path.write_text("0")
+        if any(_PCIEHP.glob("0000:*")):
+            await self.tear_out(*self._plugged)
         for slot in sorted(self._plugged):
             await self.unplug(slot)
         await until("/dev/dri to go with the last node", lambda: not DRI.exists())
@@ -139,6 +156,10 @@ def listed(folder: Path = DRI) -> Collection[str]:
         return sorted(path.name for path in folder.iterdir())
     except FileNotFoundError:
         return []
+
+
+def _port(slot: int) -> Path:
+    return _PCI / f"devices/0000:00:{_FIRST_PORT + slot:02x}.0"
 
 
 async def _write(path: Path, text: str) -> None:

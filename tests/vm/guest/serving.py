@@ -1,15 +1,8 @@
-"""Runs the real `gpuplug serve` in this machine, on what it would see in its container or without one.
+"""The gpuplugs at work in this machine, each with a kubelet that hears what it sees."""
 
-The container is made of what counts here: a mount namespace whose mounts follow the host's and not the other
-way round (HostToContainer), the host's /dev and the root read-only, no capability at all.
-"""
-
-import os
-import shlex
 import signal
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,31 +12,11 @@ import anyio
 
 from gpuplug.testing import FakeKubelet
 
+from .launch import EARLY, Launched, launch
 from .waiting import SECONDS, until
 
 I915: Final = "gpu.intel.com/i915"
 XE: Final = "gpu.intel.com/xe"
-RESYNC: Final = 86_400
-"""Seconds between two looks without a reason: no test is saved by one."""
-SHARE: Final = Path(os.environ.get("GPUPLUG_VM_SHARE", "/nonexistent"))
-
-HOST: Final = ()
-"""No mount of its own: gpuplug as a process of the host."""
-DAEMON_SET: Final = (
-    "mount --bind /dev /dev",
-    "mount -o remount,bind,ro /dev",
-    "mount -o remount,ro,bind /",
-)
-"""The mounts of our DaemonSet's container."""
-DRI_ONLY: Final = (
-    "mkdir -p /run/dri",
-    "mount --bind /dev/dri /run/dri",
-    "mount -t tmpfs tmpfs /dev",
-    "mkdir /dev/dri",
-    "mount --move /run/dri /dev/dri",
-    "touch /dev/null",
-)
-"""What suggests itself, and is wrong: a mount of /dev/dri alone."""
 
 _FAULTS: Final = ("Traceback (most recent call last)", "never retrieved", "never awaited", "Warning:")
 
@@ -109,16 +82,16 @@ class Witnesses:
 @asynccontextmanager
 async def witness(view: str, mounts: tuple[str, ...], *, seconds: float = 60) -> AsyncIterator[Witness]:
     """Start gpuplug with these mounts and a kubelet of its own; wait until it has looked at the machine."""
-    name = view.replace(" ", "-")
-    log = SHARE / f"gpuplug-{name}.log"
-    directory = Path(f"/run/{name}")
-    async with FakeKubelet(directory) as kubelet:
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                _command(directory, mounts), stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=_clean()
-            )
-        try:
-            found = Witness(view, kubelet, process, log)
+    async with _heard(view, launch(view, mounts), seconds) as found:
+        yield found
+
+
+@asynccontextmanager
+async def _heard(view: str, launched: Launched, seconds: float = 60) -> AsyncIterator[Witness]:
+    process = launched.process
+    try:
+        async with FakeKubelet(launched.kubelet_dir) as kubelet:
+            found = Witness(view, kubelet, process, launched.log)
             await until(f"{view} to have looked", lambda: _has_looked(found), seconds=seconds)
             yield found
             assert not found.faults()
@@ -126,32 +99,19 @@ async def witness(view: str, mounts: tuple[str, ...], *, seconds: float = 60) ->
             process.send_signal(signal.SIGTERM)
             code = await anyio.to_thread.run_sync(lambda: process.wait(SECONDS))
             assert code == 0, f"gpuplug ended with {code}"
-        finally:
-            process.kill()
-            process.wait()
+    finally:
+        process.kill()
+        process.wait()
 
 
 @asynccontextmanager
-async def witnesses(**views: tuple[str, ...]) -> AsyncIterator[Witnesses]:
-    """Start one gpuplug per view, side by side."""
+async def early_witnesses() -> AsyncIterator[Witnesses]:
+    """Give those that were started before pytest was a kubelet each."""
     async with AsyncExitStack() as stack:
-        made = [witness(view.replace("_", " "), mounts) for view, mounts in views.items()]
-        yield Witnesses(tuple([await stack.enter_async_context(each) for each in made]))
+        entered = [await stack.enter_async_context(_heard(view, each)) for view, each in EARLY.items()]
+        yield Witnesses(tuple(entered))
 
 
 def _has_looked(found: Witness) -> bool:
     assert found.process.poll() is None, f"gpuplug ended:\n{found.said()}"
     return any(word in found.said() for word in ("advertised", "no GPU"))
-
-
-def _command(directory: Path, mounts: tuple[str, ...]) -> list[str]:
-    options = {"kubelet-dir": directory, "resync": RESYNC, "log-level": "debug"}
-    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-    line = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
-    line += [sys.executable, "-m", "gpuplug", "serve", *words]
-    script = "\n".join(["set -e", *mounts, f"exec {shlex.join(line)}"])
-    return ["unshare", "--mount", "--propagation", "slave", "sh", "-c", script]
-
-
-def _clean() -> Mapping[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("GPUPLUG_")}

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import IO, Final
 
 import anyio
+import pytest
 from anyio import to_thread
 
 from gpuplug.host.sysfs import SETTLING
 from gpuplug.host.watch import COALESCE
 
 from .gpus import DRI, Gpus
-from .serving import I915, SHARE, Witnesses
+from .launch import SHARE
+from .serving import I915, Witnesses
 from .waiting import SECONDS
 
 PLUGS: Final = 100
@@ -78,6 +80,7 @@ def floor() -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
+@pytest.mark.long
 async def test_the_kubelet_knows_of_a_gpu_soon_after_the_kernel_does(gpus: Gpus, watched: Witnesses) -> None:
     witness = watched.each[0]
     address = await gpus.plug(0)

@@ -6,7 +6,8 @@ All other tests look through that mount too: the witness "DaemonSet" is the gpup
 from pathlib import Path
 
 from .gpus import Gpus
-from .serving import DRI_ONLY, I915, Witness, Witnesses, witness
+from .launch import DRI_ONLY
+from .serving import I915, Witness, Witnesses, witness
 
 
 def mounts_of(seen: Witness, where: str) -> list[str]:

@@ -1,18 +1,10 @@
 """The kernel gives a node's number to the next one that comes; a Device id stays with the bus address."""
 
-import os
-from pathlib import Path
-
 from gpuplug.testing import FakeKubeletError
 
+from .asking import bearer
 from .gpus import DRI, Gpus
 from .serving import I915, Witness, Witnesses
-
-
-def bearer(path: str) -> str:
-    """Ask the kernel which bus device a node belongs to."""
-    number = Path(path).stat().st_rdev
-    return Path(f"/sys/dev/char/{os.major(number)}:{os.minor(number)}/device").resolve().name
 
 
 async def opened_nodes_belong_to(witness: Witness, address: str) -> dict[str, str]:

@@ -39,6 +39,8 @@ class Plan:
     files: Mapping[str, str] = field(default_factory=dict)
     """What the shared folder starts with."""
     memory: str = "2G"
+    pciehp: bool = False
+    """Whether its slots are in the hands of the kernel's own PCIe hotplug, and not of ACPI's."""
     interactive: bool = False
     """Whether its console is the terminal, rather than a file."""
 
@@ -172,6 +174,7 @@ def command_line(plan: Plan, folder: Path) -> list[str]:
         ("chardev", f"socket,id=loop,path={folder}/qmp"),
         ("device", "virtserialport,chardev=loop,name=qmp"),
         ("device", "virtio-gpu-pci,addr=5,id=virtio-gpu"),
+        *([("global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off")] if plan.pciehp else []),
         *[("device", _port(number)) for number in range(PORTS)],
         ("kernel", str(plan.bootable.image)),
         ("initrd", str(plan.bootable.initramfs)),

@@ -10,8 +10,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 
 from .cache import cache_home
 from .kernels import Bootable
+from .kinds import Kind
 from .machine import REPOSITORY, SHARE, Machine, Plan, booted
 
 ITEMS = "items"
@@ -34,35 +36,77 @@ SECONDS = 900.0
 _PAUSE = 0.05
 
 
-def pytest_command() -> list[str]:
-    """Return the command that runs tests inside; their names are in a file, as there may be many."""
-    options = ["-p", "no:cacheprovider", "-p", "no:pytest_cov", "-p", "no:hypothesispytest", "-o", "addopts="]
-    options += ["--import-mode=importlib", "--strict-markers", "-p", "no:asyncio", "-v"]
-    return [sys.executable, "-m", "pytest", "--rootdir", str(REPOSITORY), *options, f"@{SHARE}/{ITEMS}"]
+_OPTIONS = ["-v", "--import-mode=importlib", "--strict-markers", "-o", "addopts="]
+_OPTIONS += [
+    "-o",
+    "consider_namespace_packages=true",
+]  # modules have the names that they import each other by
+# What pytest does without inside starts sooner: the plugins of others, and what is shared by all other tests.
+_OPTIONS += ["--rootdir", str(REPOSITORY), "--confcutdir", str(REPOSITORY / "tests/vm")]
+_OPTIONS += ["-p", "anyio.pytest_plugin"]
+_OPTIONS += [
+    word
+    for plugin in ("cacheprovider", "debugging", "doctest", "junitxml", "legacypath", "pastebin", "unittest")
+    for word in ("-p", f"no:{plugin}")
+]
+_NO_OTHERS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 class Run:
-    """The tests of one kernel, in one machine that is booted when the first of them is asked for."""
+    """The tests of one machine, which is booted when the first of them is asked for, or one beside it."""
 
-    def __init__(self, config: pytest.Config, bootable: Bootable, items: Sequence[str], memory: str) -> None:
+    def __init__(self, config: pytest.Config, bootable: Bootable, kind: Kind, items: Sequence[str]) -> None:
         self._config = config
         self._bootable = bootable
+        self.kind = kind
         self._items = items
-        self._memory = memory
         self._stack = ExitStack()
         self._machine: Machine | None = None
+        self.beside: Sequence[Run] = ()
+        """The machines that are to run at the same time."""
+        self.ended = False
         self.release = bootable.release
         self._measured: list[dict[str, Any]] = []
         self._read = 0
         self._told = False
         self.seconds = 0.0
 
+    def boot(self) -> Machine:
+        """Boot the machine, unless it was before."""
+        if self._machine is None:
+            options = {
+                KERNEL: self._bootable.kernel.name,
+                "PYTHONPYCACHEPREFIX": str(bytecode()),
+                **_NO_OTHERS,
+            }
+            plan = Plan(
+                self._bootable,
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.vm.guest.run",
+                    ",".join(self.kind.views),
+                    *_OPTIONS,
+                    f"@{SHARE}/{ITEMS}",
+                ],
+                SECONDS,
+                options,
+                files={ITEMS: "\n".join(self._items)},
+                memory=self.kind.memory,
+                pciehp=self.kind.pciehp,
+            )
+            self._machine = self._stack.enter_context(booted(plan))
+        return self._machine
+
     def reports(self, nodeid: str) -> Iterator[pytest.TestReport]:
         """Yield the reports on one test, the last of which is that of its teardown.
 
         If the machine ends before that, the test failed; the first such test tells all that is known.
         """
-        machine = self._machine = self._machine or self._boot()
+        machine = self.boot()
+        for other in self.beside:
+            if not other.ended:
+                other.boot()
         while True:
             over = machine.over()
             for report in self._arrived(machine):
@@ -85,16 +129,11 @@ class Run:
 
     def end(self) -> None:
         """End the machine; what it measured is kept."""
+        self.ended = True
         if self._machine is not None:
             self._measured += _lines(self._machine.share / MEASURED)
             self._machine = None
         self._stack.close()
-
-    def _boot(self) -> Machine:
-        environment = {KERNEL: self._bootable.kernel.name, "PYTHONPYCACHEPREFIX": str(bytecode())}
-        files = {ITEMS: "\n".join(self._items)}
-        plan = Plan(self._bootable, pytest_command(), SECONDS, environment, files, self._memory)
-        return self._stack.enter_context(booted(plan))
 
     def _arrived(self, machine: Machine) -> Iterator[pytest.TestReport]:
         """Read the reports not read yet, one at a time: who asks stops at the one that it awaits."""
@@ -112,6 +151,7 @@ class Run:
                     yield report
 
 
+@cache
 def bytecode() -> Path:
     """Return the folder with all modules compiled, for this state of the checkout.
 
@@ -119,11 +159,24 @@ def bytecode() -> Path:
     """
     folder = cache_home() / f"bytecode-{sys.implementation.cache_tag}"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environment |= {"PYTHONPYCACHEPREFIX": str(folder)}
-    collect = [*pytest_command()[:-1], "--collect-only", "-q", "tests/vm/guest"]
-    for command in (collect, [sys.executable, "-c", "import gpuplug.commands.serve"]):
+    environment |= {"PYTHONPYCACHEPREFIX": str(folder), **_NO_OTHERS}
+    collect = [sys.executable, "-m", "pytest", *_OPTIONS, "--collect-only", "-q", "tests/vm/guest"]
+    serve = [sys.executable, "-c", "import gpuplug.commands.serve, tests.vm.guest.run"]
+    for command in (collect, serve):
         subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, stdout=subprocess.DEVNULL)
     return folder
+
+
+def side_by_side(runs: Iterable[Run]) -> None:
+    """Have machines run two at a time, in the order of their tests: each keeps one processor busy."""
+    waiting: Run | None = None
+    for run in runs:
+        if run.kind.alone:
+            continue
+        if waiting is None:
+            waiting = run
+        else:
+            waiting.beside, run.beside, waiting = [run], [waiting], None
 
 
 def _lines(path: Path) -> Iterator[Any]:
