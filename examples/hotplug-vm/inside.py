@@ -23,8 +23,8 @@ from tests.vm.harness.machine import PORTS
 if TYPE_CHECKING:
     from gpuplug.testing import FakeKubelet
 
-LETTERS = {"i": "i915", "x": "xe", "m": "amdgpu"}
-HELP = "i, x, m: plug in a GPU of i915, xe, amdgpu   u: pull the last one out   b: rebind it   q: quit"
+LETTERS = {"i": "i915", "x": "xe", "m": "amdgpu", "f": "foogpu"}
+HELP = "i, x, m, f: plug in a GPU of i915, xe, amdgpu, foogpu  u: pull the last out  b: rebind it  q: quit"
 
 
 def say(line: str) -> None:

@@ -25,8 +25,10 @@ def main() -> int:
     """Boot the machine on this terminal and wait for its end."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kernel", choices=[kernel.name for kernel in KERNELS], default=KERNELS[0].name)
-    parser.add_argument("--driver", type=Path, help="the folder of a driver package, or of one installed")
+    parser.add_argument("--driver", type=Path, help="the folder of a driver package")
     options = parser.parse_args()
+    if options.driver is not None and not (options.driver / "pyproject.toml").exists():
+        parser.error(f"--driver: {options.driver} has no pyproject.toml: it takes the folder of a package")
     kernel = next(kernel for kernel in KERNELS if kernel.name == options.kernel)
     try:
         check_machine()
@@ -57,9 +59,7 @@ def say(line: str) -> None:
 
 
 def _installed(driver: Path, target: Path) -> Path:
-    """Install a driver package where only this run finds it; an installed one is taken as it is."""
-    if not (driver / "pyproject.toml").exists():
-        return driver
+    """Install a driver package where only this run finds it."""
     command = ["uv", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(driver)]
     subprocess.run(command, check=True)  # noqa: S603 - what the user asked for
     return target

@@ -8,17 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from .harness.machine import REPOSITORY
 
 _SECONDS = 240
-
-_DRIVER = """\
-from gpuplug import hookimpl
-
-@hookimpl
-def gpuplug_resource_name(gpu):
-    return "example.com/amd" if gpu.kernel_driver == "amdgpu" else None
-"""
 
 
 class Terminal:
@@ -55,18 +49,9 @@ class Terminal:
         os.close(self._own)
 
 
-def write_driver(folder: Path) -> None:
-    """Lay out a driver package as installers leave it."""
-    (folder / "my_amd.py").write_text(_DRIVER)
-    info = folder / "my_amd-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-amd\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[gpuplug]\namd = my_amd\n")
-
-
-def test_a_user_plugs_gpus_with_single_letters_and_sees_the_resources_follow(tmp_path: Path) -> None:
-    write_driver(tmp_path)
-    terminal = Terminal([sys.executable, "examples/hotplug-vm/try.py", "--driver", str(tmp_path)])
+def test_a_user_plugs_gpus_with_single_letters_and_sees_the_resources_follow() -> None:
+    driver = ["--driver", "examples/01-third-party-driver"]
+    terminal = Terminal([sys.executable, "examples/hotplug-vm/try.py", *driver])
     try:
         terminal.see("gpuplug serves")
         terminal.type("i")
@@ -74,11 +59,21 @@ def test_a_user_plugs_gpus_with_single_letters_and_sees_the_resources_follow(tmp
         terminal.type("b")
         terminal.see("kubelet: gpu.intel.com/xe: 0000:01:00.0")
         terminal.type("m")
-        terminal.see("kubelet: example.com/amd: 0000:02:00.0")
+        terminal.see("kubelet: amd.com/gpu: 0000:02:00.0")
+        terminal.type("f")
+        terminal.see("kubelet: gpu.example.com/foo: 0000:03:00.0")
         terminal.type("u")
-        terminal.see("kubelet: example.com/amd: no device")
+        terminal.see("kubelet: gpu.example.com/foo: no device")
         terminal.type("q")
         terminal.see("the machine is off: it ended with exit code 0")
         assert terminal.program.wait(20) == 0
     finally:
         terminal.close()
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "."])
+def test_a_driver_that_is_no_package_is_named_before_anything_is_booted(tmp_path: Path, folder: str) -> None:
+    command = [sys.executable, "examples/hotplug-vm/try.py", "--driver", str(tmp_path / folder)]
+    ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert f"--driver: {tmp_path / folder} has no pyproject.toml" in ran.stderr

@@ -15,7 +15,12 @@ from .slots import Slot
 from .waiting import until
 
 DRI: Final = Path("/dev/dri")
-QEMU_DEVICES: Final = {"i915": "pci-testdev", "xe": "edu", "amdgpu": "pvpanic-pci"}
+QEMU_DEVICES: Final = {
+    "i915": "pci-testdev",
+    "xe": "edu",
+    "amdgpu": "pvpanic-pci",
+    "foogpu": "sdhci-pci",
+}
 """The device of QEMU that each kernel driver of our module binds to by itself."""
 _PCI: Final = Path("/sys/bus/pci")
 _PARAMETERS: Final = Path("/sys/module/gpustub/parameters")

@@ -66,7 +66,12 @@ def launch(view: str, mounts: tuple[str, ...]) -> Launched:
 
 
 def _command(kubelet_dir: Path, mounts: tuple[str, ...]) -> list[str]:
-    options = {"kubelet-dir": kubelet_dir, "resync": RESYNC, "log-level": "debug"}
+    options = {
+        "kubelet-dir": kubelet_dir,
+        "resync": RESYNC,
+        "log-level": "debug",
+        "drm-kernel-drivers": "virtio_gpu",
+    }
     words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
     line = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
     line += [sys.executable, "-m", "gpuplug", "serve", *words]

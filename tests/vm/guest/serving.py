@@ -17,6 +17,9 @@ from .waiting import SECONDS, until
 
 I915: Final = "gpu.intel.com/i915"
 XE: Final = "gpu.intel.com/xe"
+AMD: Final = "amd.com/gpu"
+VIRTIO: Final = "gpuplug.dev/virtio_gpu"
+"""By way of gpuplug-drm, which is told to serve this kernel driver."""
 
 _FAULTS: Final = ("Traceback (most recent call last)", "never retrieved", "never awaited", "Warning:")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from .gpus import DRI, Gpus
+from .gpus import DRI, Gpus, listed
 from .serving import I915, Witness, Witnesses
 from .waiting import until
 
@@ -117,8 +117,10 @@ async def test_nodes_that_udev_opens_later_make_no_second_list(gpus: Gpus, watch
         node = DRI / "renderD128"
         await until("udev to open the node to its group", lambda: node.stat().st_mode & 0o060 == 0o060)
         subprocess.run(["udevadm", "settle"], check=True)
+        assert "by-path" in listed()
+        assert {path.resolve() for path in (DRI / "by-path").iterdir()} == {node, DRI / "card0"}
         for witness, before in zip(watched.each, earlier, strict=True):
-            await witness.allocated(I915, address)
+            assert set(await witness.allocated(I915, address)) == {str(node), str(DRI / "card0")}
             assert lists_with(witness, address) == before + 1
         # udev's links are in the same folder (by-path), so it may stay when the last GPU goes.
         await gpus.unplug(0)

@@ -1,7 +1,8 @@
 """GPUs are plugged in and pulled out, and their drivers are bound, unbound and exchanged."""
 
+from .asking import bearer
 from .gpus import DRI, Gpus
-from .serving import I915, XE, Witnesses
+from .serving import AMD, I915, XE, Witnesses
 
 
 async def test_a_gpu_that_is_plugged_in_is_listed_and_one_that_is_pulled_out_is_not(
@@ -42,11 +43,17 @@ async def test_a_gpu_that_is_rebound_leaves_one_resource_and_appears_in_the_othe
     await watched.come_to_have(XE, set())
 
 
-async def test_a_gpu_that_no_driver_of_ours_claims_is_named_and_left_out(
+async def test_gpus_of_several_vendors_are_each_listed_by_the_driver_package_for_them(
     gpus: Gpus, watched: Witnesses
 ) -> None:
-    address = await gpus.plug(0, "amdgpu")
-    await gpus.bound(address, "amdgpu")
-    await watched.logged(f"{address}: not advertised")
-    await watched.come_to_have(I915, set())
-    await watched.come_to_have(XE, set())
+    intel, amd, unknown = await gpus.plug(0), await gpus.plug(1, "amdgpu"), await gpus.plug(2, "foogpu")
+    await watched.come_to_have(AMD, {amd})
+    await watched.come_to_have(I915, {intel})
+    await watched.logged(f"{unknown}: not advertised: no driver package claims kernel driver foogpu")
+    for witness in watched.each:
+        nodes = await witness.allocated(AMD, amd)
+        assert {bearer(path) for path in nodes.values()} == {amd}
+        assert len(nodes) == len(gpus.nodes(amd))
+    await gpus.unplug(1)
+    await watched.come_to_have(AMD, set())
+    await watched.come_to_have(I915, {intel})

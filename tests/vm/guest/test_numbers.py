@@ -4,12 +4,12 @@ from gpuplug.testing import FakeKubeletError
 
 from .asking import bearer
 from .gpus import DRI, Gpus
-from .serving import I915, Witness, Witnesses
+from .serving import AMD, I915, Witness, Witnesses
 
 
-async def opened_nodes_belong_to(witness: Witness, address: str) -> dict[str, str]:
+async def opened_nodes_belong_to(witness: Witness, resource: str, address: str) -> dict[str, str]:
     """Ask for a GPU; what comes must be all of its nodes and no other's. Returns them by path."""
-    nodes = await witness.allocated(I915, address)
+    nodes = await witness.allocated(resource, address)
     assert nodes
     assert {bearer(path) for path in nodes.values()} == {address}
     assert all(inside == outside for inside, outside in nodes.items())
@@ -34,7 +34,7 @@ async def test_numbers_reused_in_another_order_leave_ids_alone_and_allocate_name
     assert gpus.nodes(second) == before[first]
     for witness in watched.each:
         for address in (first, second):
-            nodes = await opened_nodes_belong_to(witness, address)
+            nodes = await opened_nodes_belong_to(witness, I915, address)
             assert set(nodes) == {str(node.path) for node in gpus.nodes(address).values()}
 
 
@@ -50,7 +50,7 @@ async def test_an_allocate_right_after_renumbering_names_the_right_nodes_or_none
     for witness in watched.each:
         for address in (first, second):
             try:
-                await opened_nodes_belong_to(witness, address)
+                await opened_nodes_belong_to(witness, I915, address)
             except FakeKubeletError as error:
                 assert address in str(error)  # noqa: PT017 - gone, for all that it knows yet
     await watched.come_to_have(I915, {first, second})
@@ -64,11 +64,14 @@ async def test_card_and_render_numbers_need_not_be_in_step(gpus: Gpus, watched: 
     gpus.behave(nodes=0)
     address = await gpus.plug(1)
     await watched.come_to_have(I915, {address})
+    await watched.come_to_have(AMD, {display})
     assert {name: node.name for name, node in gpus.nodes(address).items()} == {
         "card": "card1",
         "renderD": "renderD128",
     }
     for witness in watched.each:
-        nodes = await opened_nodes_belong_to(witness, address)
-        assert set(nodes) == {str(DRI / "card1"), str(DRI / "renderD128")}
-        await witness.logged(f"{display}: not advertised")
+        assert set(await opened_nodes_belong_to(witness, I915, address)) == {
+            str(DRI / "card1"),
+            str(DRI / "renderD128"),
+        }
+        assert set(await opened_nodes_belong_to(witness, AMD, display)) == {str(DRI / "card0")}

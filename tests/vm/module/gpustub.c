@@ -7,6 +7,7 @@
  *   i915            pci-testdev (1b36:0005)     8086:56a0
  *   xe              edu         (1234:11e8)     8086:e20b
  *   amdgpu          pvpanic-pci (1b36:0011)     1002:744c
+ *   foogpu          sdhci-pci (1b36:0007)       1234:0f00, of no vendor: for drivers of others
  *
  * Any of them takes any device with driver_override. The parameters below can be changed
  * at any time in /sys/module/gpustub/parameters and hold for the probes that follow.
@@ -161,8 +162,9 @@ static struct pci_driver bears = {								\
 STUB_DRIVER(i915, 0x1b36, 0x0005, 0x8086, 0x56a0);
 STUB_DRIVER(xe, 0x1234, 0x11e8, 0x8086, 0xe20b);
 STUB_DRIVER(amdgpu, 0x1b36, 0x0011, 0x1002, 0x744c);
+STUB_DRIVER(foogpu, 0x1b36, 0x0007, 0x1234, 0x0f00);
 
-static struct pci_driver *drivers[] = { &i915, &xe, &amdgpu };
+static struct pci_driver *drivers[] = { &i915, &xe, &amdgpu, &foogpu };
 
 static int __init stub_init(void)
 {
