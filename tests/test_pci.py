@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -90,6 +91,19 @@ def test_nodes_that_hang_on_virtio_itself_are_the_pci_devices(machine: Machine) 
     (machine.sys / "class/drm").rmdir()
     (one,) = seen(machine)
     assert one.drm == ()
+
+
+def test_a_node_that_goes_while_its_link_is_followed_is_not_there(machine: Machine) -> None:
+    gpu = add_virtio_gpu(machine)
+    machine.add_gpu(A)
+    (machine.device(gpu.address) / "drm").rename(machine.root / "drm")
+    going = machine.sys / "class/drm/card1/device"
+    going.unlink()
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        going.symlink_to(f"/proc/{ended.pid}/exe")  # what has ended has a link there that leads nowhere
+        found = {each.address: each.drm for each in seen(machine)}
+    assert found == {gpu.address: (), A: ("card1", "renderD129")}
 
 
 @pytest.mark.parametrize("lie", LIES)

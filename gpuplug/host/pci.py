@@ -100,12 +100,20 @@ def _drm_of_children(roots: Roots, device: str) -> list[str]:
     """Name them where they hang one device lower, on virtioN, as in older kernels."""
     if link_name(device, "driver") != "virtio-pci":
         return []
-    home = os.path.realpath(device)
     try:
+        home = os.path.realpath(device, strict=True)
         names = os.listdir(roots.drm)
     except OSError:
         return []
-    return [n for n in names if bearer(os.path.realpath(f"{roots.drm}/{n}/device")) == home]
+    return [name for name in names if _bears(f"{roots.drm}/{name}/device", home)]
+
+
+def _bears(link: str, home: str) -> bool:
+    # realpath raises for a link that goes while it looks, whether it is told to be strict or not.
+    try:
+        return bearer(os.path.realpath(link, strict=True)) == home
+    except OSError:
+        return False
 
 
 def _number(device: str, name: str) -> int | None:
