@@ -258,6 +258,15 @@ def test_a_network_card_with_an_address_on_the_bus_is_not_taken_for_a_gpu(machin
     assert [other.name for other in status.others] == ["intel.com/nic"]
 
 
+def test_a_gpu_that_another_plugin_gives_out_by_its_address_is_left_to_that(machine: Machine) -> None:
+    machine.add_gpu(A)
+    machine.add_gpu(B, driver="amdgpu", vendor=0x1002)
+    amd = offered(B, resource="amd.com/gpu")
+    status = joined(machine, Belief({**offered(A), **amd}, (held(B, resource="amd.com/gpu"),)))
+    assert status.agree
+    assert [(other.name, other.held) for other in status.others] == [("amd.com/gpu", 1)]
+
+
 def test_a_gpu_on_another_kernel_driver_is_told_to_have_moved(machine: Machine) -> None:
     machine.add_gpu(A, driver="xe")
     status = joined(machine, Belief(offered(A), (held(A),)))

@@ -2,7 +2,8 @@
 
 ``build_status`` is a pure join of a ``Report`` and a ``Belief``. Not everything that the kubelet tells is
 gpuplug's: a resource counts as ours if the Report has it, if one of its Devices bears the address of a
-GPU of this machine, or if one bears a PCI address that nothing on this machine has.
+GPU of this machine that some driver package might have claimed before, or if one bears a PCI address
+that nothing on this machine has.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpuplug.core.identity import split_device_id
-from gpuplug.model import ALL
+from gpuplug.model import ALL, RefusalCode
 from gpuplug.observe.differences import Told, differences, not_registered, split
 from gpuplug.observe.disagreements import grouped
 
@@ -138,7 +139,8 @@ def build_status(report: Report, belief: Belief, on_the_bus: Collection[str]) ->
     ours = advertised | {
         resource
         for resource, address in told
-        if address in gpus or (_PCI_ADDRESS.fullmatch(address) and address not in on_the_bus)
+        if (address in gpus and not _foreign(gpus[address]))
+        or (_PCI_ADDRESS.fullmatch(address) and address not in gpus and address not in on_the_bus)
     }
     keys = {(str(gpu.resource), gpu.address) for gpu in report.advertised}
     keys |= {key for key in told if key[0] in ours}
@@ -180,6 +182,11 @@ def _by_gpu(belief: Belief) -> dict[tuple[str, str], Told]:
             held = Held(share, id_, holder.namespace, holder.pod, holder.container)
             told.setdefault((holder.resource, address), Told()).held.add(held)
     return told
+
+
+def _foreign(gpu: GpuReport) -> bool:
+    """Whether no driver package claims the GPU: who gives it out is another device plugin."""
+    return gpu.refusal is not None and gpu.refusal.code is RefusalCode.NO_DRIVER_PACKAGE
 
 
 def _is_monitoring(resource: str, address: str) -> bool:
