@@ -1,7 +1,7 @@
 """Arguments and environment → ``Settings`` → a command; and what it all exits with.
 
-Exit codes: 0 done, 1 failed, 2 a bad option or variable (one line on standard error). A command's
-others stand with its examples in ``commands.usage``.
+Exit codes: 0 done, 1 failed, 2 a bad option or variable (one line on standard error), 130 interrupted.
+A command's others stand with its examples in ``commands.usage``.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | No
     except SettingError as error:
         print(f"gpuplug: {error}", file=sys.stderr)  # noqa: T201 - no log is set up yet
         return 2
+    except KeyboardInterrupt:  # serve and demo have an orderly end of their own
+        return 128 + signal.SIGINT
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:

@@ -8,8 +8,10 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
+import termios
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -584,6 +586,40 @@ async def test_watching_follows_the_kubelet_through_its_absence_until_interrupte
             process.send_signal(signal.SIGINT)
             with anyio.fail_after(10):
                 assert await process.wait() == 0
+
+
+def test_interrupted_while_it_waits_for_the_kubelet_it_ends_without_a_word(
+    machine: Machine, socket_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(socket_path))
+        silent.listen()
+        command = [sys.executable, "-m", "gpuplug", *arguments(machine, socket_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            silent.settimeout(20)
+            connection, _ = silent.accept()
+            process.send_signal(signal.SIGINT)
+            assert process.stdout is not None
+            said, code = process.stdout.read(), process.wait(20)
+            connection.close()
+    assert (code, said) == (130, b"")
+
+
+@pytest.mark.parametrize(("height", "shown"), [(8, 5), (100, 10), (0, 10)])
+def test_what_has_no_room_on_a_terminal_is_counted(height: int, shown: int) -> None:
+    leader, follower = pty.openpty()
+    try:
+        termios.tcsetwinsize(follower, (height, 100))
+        os.set_blocking(leader, False)
+        with open(follower, "w", closefd=False) as terminal:
+            watching = Screen(terminal, io.StringIO(), {"TERM": "xterm"}, as_json=False, stays=True)
+            watching._print([f"line {number}" for number in range(10)], terminal)
+        text = os.read(leader, 65536).decode()
+    finally:
+        os.close(follower)
+        os.close(leader)
+    assert text.count("line ") == shown
+    assert (f"… {10 - shown} more lines" in text) == (shown < 10)
 
 
 def test_on_a_terminal_each_look_takes_the_place_of_the_one_before() -> None:

@@ -43,6 +43,8 @@ DIFFERENT: Final = 4
 
 _CLEAR: Final = "\x1b[H\x1b[2J"
 """Cursor to the corner, and the screen emptied: ECMA-48, known to all terminals but dumb ones."""
+_AROUND: Final = 3
+"""Lines that a terminal needs beside those of the view: the time, a blank, and how many more there are."""
 _SHORTEST: Final = 0.1
 _LONGEST: Final = 86_400.0
 _PAUSE: Final = re.compile(r"[0-9]{1,5}(\.[0-9]{1,3})?", re.ASCII)
@@ -65,8 +67,8 @@ def run(given: Mapping[str, object], environ: Mapping[str, str]) -> int:
 
     screen = Screen(sys.stdout, sys.stderr, environ, as_json=bool(given["json"]), stays=pause is not None)
     try:
+        screen.show(look_again)
         with contextlib.suppress(KeyboardInterrupt):
-            screen.show(look_again)
             while pause is not None:
                 time.sleep(pause)
                 screen.show(look_again)
@@ -157,7 +159,8 @@ class Screen:
         new, self.last = lines != self.last, lines
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         if self.redraws:
-            room = max(os.get_terminal_size(self.out.fileno()).lines - 3, 1)
+            height = os.get_terminal_size(self.out.fileno()).lines  # 0 where the terminal does not say
+            room = max(height - _AROUND, 1) if height else len(lines)
             rest = len(lines) - room
             more = [f"… {rest} more lines: enlarge the window, or leave --watch out"] if rest > 0 else []
             stream.write(_CLEAR + "\n".join([now, "", *lines[:room], *more]))
