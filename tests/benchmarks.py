@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -293,12 +295,146 @@ async def stopping() -> list[Row]:
     ]
 
 
+async def _fetch(port: int, path: str) -> bytes:
+    """Ask once, as a scrape does; return the body."""
+    async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+        await stream.send(f"GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".encode())
+        parts = []
+        with suppress(anyio.EndOfStream):
+            while True:
+                parts.append(await stream.receive())
+    return b"".join(parts)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+async def listening() -> list[Row]:
+    """Measure what ``--listen`` costs with 12,800 Devices: memory, time of a scrape, stops of the loop."""
+    used: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    scrape: list[float] = []
+    report: list[float] = []
+    for listens in (False, True, False, True):
+        port = _free_port()
+        async with stage(128) as on:
+            options = [*on.options(100), *([f"--listen=127.0.0.1:{port}"] if listens else [])]
+            with on.process(*SERVE, *options) as process:
+                await on.list_arrives(0)
+                await anyio.sleep(2)
+                for path, times in (("/metrics", scrape), ("/report", report)) if listens else ():
+                    for _ in range(50):
+                        await anyio.sleep(0.11)  # a page is made anew after 0.1 s
+                        begun = time.perf_counter()
+                        assert b"200 OK" in await _fetch(port, path)
+                        times.append(time.perf_counter() - begun)
+                used[listens].append(memory(process.pid))
+    (rss, private), (rss0, private0) = min(used[True]), min(used[False])
+    p50, p99 = quantiles(scrape)
+    slow50, slow99 = quantiles(report)
+    return [
+        Row("--listen: RSS / private memory grow by", f"{rss - rss0:.1f} / {private - private0:.1f} MiB",
+            "≤ 4 MiB", private - private0 <= 4, "12,800 devices, after 50 scrapes and 50 reports"),
+        Row("/metrics with 12,800 devices, p50 / p99", f"{p50:.1f} / {p99:.1f} ms", "≤ 50 ms", p99 <= 50),
+        Row("/report with 12,800 devices, p50 / p99", f"{slow50:.1f} / {slow99:.1f} ms", "", None),
+        *await _stops(),
+    ]  # fmt: skip
+
+
+async def _stops() -> list[Row]:
+    """Measure how long the loop is held up, in intervals with a scrape and in ones without."""
+    port = _free_port()
+    quiet: list[float] = []
+    busy: list[float] = []
+    async with stage(128) as on:
+        out = on.folder / "lag"
+        options = [*on.options(100), f"--listen=127.0.0.1:{port}"]
+        with on.process(sys.executable, "-m", "tests.loop_lag", str(out), *options) as process:
+            await on.list_arrives(0)
+            await anyio.sleep(2)
+            await _lag(process, out)
+            for _ in range(100):
+                await anyio.sleep(0.12)
+                quiet.append(await _lag(process, out))
+                await anyio.sleep(0.12)
+                await _fetch(port, "/metrics")
+                busy.append(await _lag(process, out))
+    idle, held = 1000 * statistics.median(quiet), 1000 * statistics.median(busy)
+    return [
+        Row("longest stop of the loop, with a scrape / without, p50", f"{held:.1f} / {idle:.1f} ms", "≤ 5 ms",
+            held <= 5, f"worst of 100: {1000 * max(busy):.1f} / {1000 * max(quiet):.1f} ms"),
+    ]  # fmt: skip
+
+
+async def idle_clients() -> list[Row]:
+    """Measure Allocate, a probe, memory and files while 10,000 connections are open and say nothing."""
+    number = 10_000
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    port = _free_port()
+    probes: list[float] = []
+    async with stage(1) as on:
+        with (
+            on.process(*SERVE, *on.options(), f"--listen=127.0.0.1:{port}") as process,
+            ExitStack() as clients,
+        ):
+            await on.list_arrives(0)
+            await _fetch(port, "/readyz")
+            call = partial(on.kubelet.stub(RESOURCE).allocate, _ask_for("0000:03:00.0"))
+            await timed(call, 100)
+            before50, before99 = await timed(call, 1000)
+            rss, files = memory(process.pid)[0], _files(process.pid)
+            opened: list[socket.socket] = []
+            during: list[float] = []
+            for one in range(number):
+                client = clients.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(("127.0.0.1", port))
+                opened.append(client)
+                if one % 10 == 0:
+                    begun = time.perf_counter()
+                    await call()
+                    during.append(time.perf_counter() - begun)
+                if one % 500 == 0:
+                    begun = time.perf_counter()
+                    assert b"ready" in await _fetch(port, "/readyz")
+                    probes.append(time.perf_counter() - begun)
+            await anyio.sleep(1)
+            grown, more = memory(process.pid)[0] - rss, _files(process.pid) - files
+            after50, after99 = await timed(call, 1000)
+            closed = sum(_is_closed(client) for client in opened)
+    p50, p99 = quantiles(during)
+    return [
+        Row("10,000 connect: of them closed by gpuplug", f"{closed:,}", "", None,
+            f"{more} more files, {grown:.1f} MiB more"),
+        Row("Allocate p50 / p99 before / while / after", f"{before50:.2f} / {before99:.2f}", "", None,
+            f"while they connect {p50:.2f} / {p99:.2f} ms, idle {after50:.2f} / {after99:.2f} ms"),
+        Row("/readyz while they connect, slowest", f"{1000 * max(probes):.1f} ms", "≤ 1 s", max(probes) <= 1),
+    ]  # fmt: skip
+
+
+def _files(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def _is_closed(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 BENCHMARKS: dict[str, Callable[[], Awaitable[list[Row]]]] = {
     "start_up": start_up,
     "hotplug": hotplug,
     "allocate": allocate,
     "many_devices": many_devices,
     "stopping": stopping,
+    "listening": listening,
+    "idle_clients": idle_clients,
     "footprint": footprint,
 }
 

@@ -16,8 +16,10 @@ from pathlib import Path
 import anyio
 
 from gpuplug import app, log
+from gpuplug.commands.serve import listen
 from gpuplug.plugins import loader
 from gpuplug.settings import Settings, resolve
+from gpuplug.witness import NOBODY
 
 BEAT = 0.001
 
@@ -47,7 +49,14 @@ async def _beat(out: Path) -> None:
 async def _serve(out: Path, settings: Settings) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_beat, out)
-        await app.serve(settings, loader.load())
+        loaded, witness = loader.load(), NOBODY
+        sockets = listen(settings, "--listen")
+        if sockets:
+            from gpuplug.commands.listening import watched  # noqa: PLC0415 - as in gpuplug serve
+
+            witness, answer = watched(settings, loaded)
+            tasks.start_soon(answer, sockets)
+        await app.serve(settings, loaded, witness=witness)
 
 
 def main() -> None:

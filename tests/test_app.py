@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 import pytest
+from loguru import logger
 
 from gpuplug import DeviceSpec, Gpu, Verdict, app, hookimpl
 from gpuplug.host.sysfs import Roots, scan
@@ -357,3 +358,40 @@ async def test_a_companion_that_comes_later_is_seen_at_once_and_handed_out(
         (machine.dev / "kfd").unlink()
         answer = (await kubelet.allocate(I915, [[A]])).container_responses[0]
         assert "/dev/kfd" not in {spec.container_path for spec in answer.devices}
+
+
+async def test_a_line_about_a_gpu_or_a_resource_has_it_as_a_key_too(
+    machine: Machine, kubelet_dir: Path
+) -> None:
+    machine.add_gpu(A)
+    found: list[tuple[str, dict[str, object]]] = []
+    sink = logger.add(lambda m: found.append((m.record["message"], m.record["extra"])), level="INFO")
+    try:
+        async with running_kubelet(kubelet_dir) as kubelet, serving(machine, kubelet_dir):
+            await settled(kubelet, I915, {A})
+            machine.remove_gpu(A)
+            await settled(kubelet, I915, set())
+    finally:
+        logger.remove(sink)
+    assert {text.split(":")[0]: extra for text, extra in found if text.startswith("gpu.intel")} == {
+        I915: {"resource": I915}
+    }
+    about = [extra for text, extra in found if text.startswith(A)]
+    assert about == [{"gpu": A}] * 2
+
+
+async def test_no_line_grows_with_the_number_of_devices(machine: Machine, kubelet_dir: Path) -> None:
+    machine.add_gpus(32)
+    await nodes_settle(machine)
+    with heard("DEBUG") as lines:
+        async with (
+            running_kubelet(kubelet_dir) as kubelet,
+            serving(machine, kubelet_dir, shares=100),
+        ):
+            await kubelet.wait_for(lambda k: len(k.resource(I915).devices) == 3200)
+            every = sorted(kubelet.resource(I915).devices)
+            await kubelet.allocate(I915, [every])
+            with pytest.raises(FakeKubeletError, match="NOT_FOUND"):
+                await kubelet.allocate(I915, [[*every, "nosuch"]])
+    assert len(lines) < 32 + 20
+    assert max(map(len, lines)) < 200

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuplug.model import Inventory, Judgement, PciDisplay, RefusalCode, Rejected, Surroundings, Verdict
+from gpuplug.model import (
+    Inventory,
+    Judgement,
+    PciDisplay,
+    RefusalCode,
+    Rejected,
+    ResourceName,
+    Surroundings,
+    Verdict,
+)
 from gpuplug.observe.document import Details, document, encoded
 from gpuplug.observe.metrics import Counts, Metrics
 from gpuplug.observe.observer import Observer
@@ -175,6 +185,17 @@ def test_the_time_to_the_list_is_counted_once_per_change_when_the_newest_list_is
     sum_ = watched.value("gpuplug_hotplug_to_list_seconds_sum")
     assert sum_ is not None
     assert sum_ > 0
+
+
+def test_the_list_of_a_monitoring_resource_counts_like_any_other(watched: Watched) -> None:
+    name = ResourceName(f"{I915}_monitoring")
+    one, two = (make_resource(*offers, name=name) for offers in ([OFFER], [OFFER, SICK]))
+    watched.observer.looked(replace(inventory(OFFER), monitoring={name: one}), 0)
+    watched.observer.looked(replace(inventory(OFFER, SICK), monitoring={name: two}), 0)
+    watched.observer.sent(two)
+    assert watched.value("gpuplug_hotplug_to_list_seconds_count") == 1
+    assert watched.value("gpuplug_list_generation", resource=name) == 2
+    assert watched.value("gpuplug_devices", resource=name, health="unhealthy") is not None
 
 
 def test_a_change_that_has_to_wait_for_the_kubelet_is_not_counted(watched: Watched) -> None:

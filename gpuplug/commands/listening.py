@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from loguru import logger
 
@@ -26,11 +27,17 @@ if TYPE_CHECKING:
     from gpuplug.plugins.loader import Loaded
     from gpuplug.settings import Settings
 
+SWITCH: Final = 0.001
+"""Seconds after which a thread that computes lets the event loop go on."""
+
 
 def watched(
     settings: Settings, loaded: Loaded
 ) -> tuple[Observer, Callable[[Sequence[socket.socket]], Coroutine[Any, Any, None]]]:
     """Make a witness for ``app.serve``, and what serves its pages on sockets until cancelled."""
+    # A page is made in a thread, and Python lets a thread have 5 ms before another one may go on: as long
+    # would an Allocate wait that comes in the middle of a scrape.
+    sys.setswitchinterval(SWITCH)
     roots = Roots(settings.prefix)
     # Names of ids take a file of a megabyte to find, and change with the GPUs alone.
     names = lru_cache(maxsize=1)(partial(pci_names, roots))

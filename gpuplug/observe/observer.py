@@ -105,7 +105,7 @@ class Observer(Witness):
     def sent(self, resource: Resource) -> None:
         """Count the time from the event to the list, if this list is the newest one."""
         inventory = self._inventory or Inventory()
-        if resource == inventory.resources.get(resource.name, Resource(resource.name)):
+        if resource == inventory.served.get(resource.name, Resource(resource.name)):
             asked = self._pending.pop(resource.name, None)
             if asked is not None:
                 self._counts.listed(time.monotonic() - asked)
