@@ -77,6 +77,11 @@ def containerd() -> Path:
     return cached(f"containerd-{CONTAINERD}", ldflags, make)
 
 
+def source(module: str, version: str) -> Path:
+    """Fetch a module and return the folder of its sources, for the files that are no Go."""
+    return Path(_download(module, version)["Dir"])
+
+
 def probe() -> Path:
     """Build our own program for the test images; the answer is its folder in the cache."""
     inputs = "".join(path.read_text() for path in sorted(_PROBE.iterdir()))

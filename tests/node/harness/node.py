@@ -108,14 +108,22 @@ class Node:
         await eventually("containerd to answer", look, lambda code: code == 0)
         return containerd
 
-    async def start_kubelet(self, *, fail_on_cgroup_v1: bool | None = False) -> Program:
-        """Start the kubelet; whoever needs it healthy waits with `kubelet_healthy`."""
+    async def start_kubelet(
+        self, *, fail_on_cgroup_v1: bool | None = False, kubeconfig: Path | None = None, address: str = ""
+    ) -> Program:
+        """Start the kubelet; whoever needs it healthy waits with `kubelet_healthy`.
+
+        :param kubeconfig: how to reach an API server; without one it takes static pods
+        :param address: the node's address, for an API server
+        """
         await eventually(
             f"{_INOTIFY} inotify instances to spare (fs.inotify.max_user_instances)",
             lambda: to_thread.run_sync(inotify_to_spare, _INOTIFY),
             bool,
         )
-        settings = config.kubelet(self.scratch, fail_on_cgroup_v1=fail_on_cgroup_v1)
+        settings = config.kubelet(
+            self.scratch, fail_on_cgroup_v1=fail_on_cgroup_v1, registered=kubeconfig is not None
+        )
         (self.scratch / "kubelet.json").write_text(json.dumps(settings))
         flags = {
             "config": f"{self.scratch}/kubelet.json",
@@ -124,6 +132,8 @@ class Node:
             "hostname-override": "node",
             "v": "2",
         }
+        if kubeconfig is not None:
+            flags |= {"kubeconfig": str(kubeconfig), "node-ip": address}
         command = [
             f"{self.binaries.kubelet}/kubelet",
             *(f"--{name}={value}" for name, value in flags.items()),
@@ -144,6 +154,10 @@ class Node:
         archive = self.scratch / "image.tar"
         files = {"probe": (self.binaries.probe / "probe").read_bytes()}
         write_image(archive, IMAGE, files, ["/probe", "pause"], platform.machine())
+        await self.import_archive(archive)
+
+    async def import_archive(self, archive: Path) -> None:
+        """Give containerd the images of an OCI archive, under the names in it."""
         assert await self._ctr("-n", "k8s.io", "image", "import", str(archive)) == 0, self.tails()
 
     async def _ctr(self, *arguments: str) -> int:
