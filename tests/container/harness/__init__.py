@@ -1,0 +1,1 @@
+"""What the container suite builds and runs."""
