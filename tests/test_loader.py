@@ -17,6 +17,7 @@ from gpuplug.core.inventory import Driver, judge
 from gpuplug.errors import DriverError
 from gpuplug.model import HEALTHY, Declined, Device, DeviceId, DeviceSpec, Mount, Verdict
 from gpuplug.plugins import hookspecs
+from gpuplug.plugins.driver import check_version
 from gpuplug.plugins.hookspecs import hookimpl
 from gpuplug.plugins.loader import LoadedDriver, from_modules, load
 from gpuplug.settings import Settings
@@ -512,3 +513,22 @@ def test_drivers_never_hear_each_others_hooks() -> None:
 def test_a_module_at_hand_that_is_no_driver_is_an_error_at_once() -> None:
     with pytest.raises(DriverError, match="driver x: SimpleNamespace implements no gpuplug hook"):
         from_modules({"x": SimpleNamespace()})
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (1, "driver mine is too old: it is for version 1 of the hooks, and this gpuplug has none before 2"),
+        (4, "driver mine is too new: it needs version 4 of the hooks, and this gpuplug has version 3"),
+    ],
+)
+def test_a_driver_for_other_hooks_is_told_what_to_update(version: int, words: str) -> None:
+    with pytest.raises(DriverError) as caught:
+        check_version("mine", version, oldest=2, newest=3)
+    assert str(caught.value).startswith(words)
+    assert "update" in str(caught.value)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_driver_for_any_version_between_is_taken(version: int) -> None:
+    check_version("mine", version, oldest=2, newest=3)

@@ -79,7 +79,7 @@ class LoadedDriver:
         manager = pluggy.PluginManager(hookspecs.PROJECT)
         manager.add_hookspecs(hookspecs)
         try:
-            _check_version(name, getattr(module, VERSION_NAME, hookspecs.UNSTATED))
+            check_version(name, getattr(module, VERSION_NAME, hookspecs.UNSTATED))
             _check_marks(name, module)
             manager.register(module, name=name)
             manager.check_pending()
@@ -303,7 +303,7 @@ class LoadedDriver:
                     raise DriverError(f"driver {self.name}: {shown(path)} is not an absolute path")
 
 
-def _check_version(
+def check_version(
     name: str, version: object, oldest: int = hookspecs.OLDEST, newest: int = hookspecs.VERSION
 ) -> None:
     """See that the driver was written for hooks as they are here.
