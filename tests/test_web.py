@@ -6,12 +6,14 @@ import asyncio
 import re
 import socket
 import struct
+import threading
 import time
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -220,6 +222,46 @@ def test_no_bytes_at_all_bring_it_down(data: bytes) -> None:
             assert (await on.say(CLOSE)).endswith(b"hello\n")
 
     anyio.run(talk)
+
+
+async def test_where_the_event_loop_is_stuck_nothing_is_answered_until_it_goes_on() -> None:
+    port: list[int] = []
+    stuck, go_on = threading.Event(), threading.Event()
+    loop: list[asyncio.AbstractEventLoop] = []
+
+    def hold_up() -> None:
+        stuck.set()
+        go_on.wait(20)
+
+    async def serve() -> None:
+        async with site() as on:
+            loop.append(asyncio.get_running_loop())
+            port.append(on.port)
+            async with await anyio.connect_tcp("127.0.0.1", on.port) as stream:
+                await stream.send(CLOSE)
+                assert (await rest(stream)).endswith(b"hello\n")
+            loop[0].call_soon(hold_up)
+            await anyio.sleep(0.01)
+            while not answered.is_set():  # noqa: ASYNC110 - it is set by another thread
+                await anyio.sleep(0.01)
+
+    answered = threading.Event()
+    thread = threading.Thread(target=anyio.run, args=(serve,))
+    thread.start()
+    try:
+        await anyio.to_thread.run_sync(stuck.wait, 20)
+        async with await anyio.connect_tcp("127.0.0.1", port[0]) as stream:
+            await stream.send(CLOSE)
+            with anyio.move_on_after(0.2) as waited:
+                await stream.receive()
+            assert waited.cancelled_caught
+            go_on.set()
+            with anyio.fail_after(20):
+                assert (await rest(stream)).endswith(b"hello\n")
+    finally:
+        go_on.set()
+        answered.set()
+        await anyio.to_thread.run_sync(thread.join)
 
 
 # --- clients who mean no good ---------------------------------------------------------
