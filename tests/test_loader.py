@@ -166,6 +166,10 @@ def test_an_entry_point_may_lead_to_an_object_with_hooks(installed: Installed) -
             SOUND + "@hookimpl\ndef gpuplug_sysfs_attributes(): raise KeyError('x')",
             "gpuplug_sysfs_attributes raised KeyError: 'x'",
         ),
+        (
+            SOUND + "@hookimpl\ndef gpuplug_sysfs_attributes(): return ['*/a/b?/[cd]/e*']",
+            "'*/a/b?/[cd]/e*' has wildcards in more than 3 of its parts",
+        ),
     ],
 )
 def test_a_module_that_cannot_be_used_is_named_with_a_reason_and_the_others_load(

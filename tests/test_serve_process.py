@@ -102,7 +102,7 @@ from gpuplug import hookimpl
 
 @hookimpl
 def gpuplug_sysfs_attributes():
-    return ["/".join(["*"] * 12)]
+    return ["/".join(["*"] * 3)]
 
 @hookimpl
 def gpuplug_resource_name(gpu):
@@ -120,7 +120,7 @@ def slow_driver(short_path: Path, machine: Machine) -> Path:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-driver\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[gpuplug]\nslow = slow_driver\n")
     machine.add_gpu(A)
-    for number in range(20):
+    for number in range(300):
         (machine.device(A) / f"circle{number}").symlink_to(".")
     return packages
 

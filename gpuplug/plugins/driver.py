@@ -33,6 +33,9 @@ P = ParamSpec("P")
 
 VERSION_NAME: Final = "GPUPLUG_HOOKS"
 """The constant of a driver module that says for which version of the hooks it was written."""
+MAX_WILDCARDS: Final = 3
+"""Parts of a glob that may have wildcards: each of them multiplies what has to be looked at."""
+_WILDCARDS: Final = frozenset("*?[")
 _PERMISSIONS: Final = ("r", "w", "m", "rw", "rm", "wm", "rwm")
 
 
@@ -373,6 +376,11 @@ def _attribute(name: str, path: str) -> str:
         raise DriverError(
             f"driver {name}: {shown(path)} is not a path or glob below the GPU's bus device, or below /sys"
         )
+    if sum(bool(_WILDCARDS & set(part)) for part in below.split("/")) > MAX_WILDCARDS:
+        raise DriverError(
+            f"driver {name}: {shown(path)} has wildcards in more than {MAX_WILDCARDS} of its parts;"
+            " sysfs has links in circles, and looking for it would take for ever"
+        )
     return path
 
 
@@ -380,6 +388,6 @@ def _companion(name: str, path: str) -> str:
     """Check a companion node's path: below /dev, outside /dev/dri, and no glob."""
     parts = path.split("/")
     normal = parts[:2] == ["", "dev"] and len(parts) > 2 and not {"", ".", ".."} & set(parts[2:])  # noqa: PLR2004
-    if not normal or parts[2] == "dri" or not _is_text(path) or set("*?[") & set(path):
+    if not normal or parts[2] == "dri" or not _is_text(path) or _WILDCARDS & set(path):
         raise DriverError(f"driver {name}: {shown(path)} is not a node's path in /dev, outside /dev/dri")
     return path
