@@ -15,11 +15,13 @@ from gpuplug.kubelet.endpoint import Endpoint, KubeletDirectory, Patience
 from gpuplug.latest import Latest
 from gpuplug.model import Allocation, DeviceSpec, DrmNode, Gpu, Offer, Resource, ResourceName
 from gpuplug.testing import FakeKubelet
+from gpuplug.witness import NOBODY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from gpuplug.kubelet.service import Allocator
+    from gpuplug.witness import Witness
 
 T = TypeVar("T")
 
@@ -89,10 +91,11 @@ async def running_endpoint(
     process: str = "000001",
     allocate: Allocator = allocate_from_the_list,
     patience: Patience | None = None,
+    witness: Witness = NOBODY,
 ) -> AsyncIterator[Endpoint]:
     """Run an Endpoint, with real inotify on the kubelet's folder."""
     kubelet = KubeletDirectory(str(directory), process, Latest(None))
-    endpoint = Endpoint(served, kubelet, allocate, patience or Patience())
+    endpoint = Endpoint(served, kubelet, allocate, patience or Patience(), witness=witness)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch, (Place(str(directory)),), lambda _: kubelet.ticks.set(None))
         tasks.start_soon(endpoint.run)

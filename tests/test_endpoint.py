@@ -27,6 +27,7 @@ from gpuplug.kubelet.v1beta1 import Empty, RegisterRequest, RegistrationBase
 from gpuplug.latest import Latest
 from gpuplug.model import ResourceName
 from gpuplug.testing.transport import KubeletServer
+from gpuplug.witness import Witness
 from tests.peer import connected, framed
 from tests.running import (
     I915,
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpuplug.kubelet.endpoint import Endpoint
+    from gpuplug.model import Resource
+    from gpuplug.witness import Registration
 
 Kind = Literal["before", "after"]
 """When a kubelet dials back: before or after it answers Register."""
@@ -565,6 +568,64 @@ async def test_a_folder_where_nothing_can_be_served_is_said_once_and_tried_again
             kubelet.faults.refuse = ""
             await settled(kubelet, I915, {A})
     assert sum("cannot serve" in line for line in lines) == 1
+
+
+# --- whoever wants to know --------------------------------------------------------------
+
+
+class Heard(Witness):
+    """A witness that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[str] = []
+        self.states: list[tuple[bool, str]] = []
+        self.lists: list[int] = []
+
+    def registered(self, name: ResourceName, outcome: Registration) -> None:
+        assert name == I915
+        self.outcomes.append(outcome)
+
+    def became(self, name: ResourceName, *, streaming: bool, phase: str, reason: str) -> None:
+        assert name == I915
+        assert phase
+        self.states.append((streaming, reason))
+
+    def sent(self, resource: Resource) -> None:
+        self.lists.append(len(resource))
+
+
+async def test_a_witness_is_told_of_every_registration_and_state_and_list(kubelet_dir: Path) -> None:
+    witness = Heard()
+    async with running_kubelet(kubelet_dir) as kubelet:
+        kubelet.faults.refuse = "no room"
+        async with running_endpoint(kubelet_dir, resource(A), witness=witness) as endpoint:
+            await kubelet.wait_for(lambda k: len(k.registrations) == 4)
+            kubelet.faults.refuse = ""
+            await settled(kubelet, I915, {A})
+            await until(endpoint.state, is_streaming)
+            endpoint.resource.set(resource(A, B))
+            await settled(kubelet, I915, {A, B})
+    refused = witness.outcomes.count("refused")
+    assert refused in {3, 4}
+    assert witness.outcomes == [*["refused"] * refused, "streaming"]
+    why = "the kubelet refused: no room"
+    assert witness.states[:3] == [(False, ""), (False, why), (False, f"{why} (2 times)")]
+    assert witness.states[-1] == (True, "")
+    assert len(witness.states) == 1 + refused + 1
+    assert witness.lists == [1, 2]
+
+
+async def test_an_answer_without_a_stream_is_an_outcome_of_its_own(kubelet_dir: Path) -> None:
+    witness = Heard()
+    async with running_kubelet(kubelet_dir) as kubelet:
+        kubelet.faults.opens_streams = False
+        patience = Patience(stream=0.05)
+        async with running_endpoint(kubelet_dir, resource(A), patience=patience, witness=witness):
+            await eventually(lambda: bool(witness.outcomes), lambda: "an outcome")
+            kubelet.faults.opens_streams = True
+            await settled(kubelet, I915, {A})
+            await eventually(lambda: "streaming" in witness.outcomes, lambda: str(witness.outcomes))
+    assert set(witness.outcomes[:-1]) == {"no_stream"}
 
 
 # --- told to stop, at every step ------------------------------------------------------
