@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -13,13 +13,23 @@ import anyio.lowlevel
 from gpuplug.testing import FakeKubeletError
 
 from .serving import I915, Witness
-from .waiting import until
+from .waiting import SECONDS, until
 
 
 def bearer(path: str) -> str:
     """Ask the kernel which bus device a node belongs to."""
     number = Path(path).stat().st_rdev
     return Path(f"/sys/dev/char/{os.major(number)}:{os.minor(number)}/device").resolve().name
+
+
+async def given_in_the_end(witness: Witness, address: str) -> None:
+    """Ask until it is given, as the last look at the machine may not be over, and see whose nodes came."""
+    with anyio.fail_after(SECONDS):
+        while True:
+            with suppress(FakeKubeletError):
+                nodes = await witness.allocated(I915, address)
+                break
+    assert {bearer(path) for path in nodes.values()} == {address}
 
 
 class Asked:
