@@ -42,7 +42,7 @@ class Served:
         return self._log.read_text()
 
     async def began(self) -> None:
-        await eventually(lambda: "/metrics" in self.log, lambda: f"an address in: {self.log}", within=20)
+        await eventually(lambda: "/metrics" in self.log, lambda: f"an address in: {self.log}", within=60)
         found = re.search(r"/metrics, .* on http://127\.0\.0\.1:(\d+)$", self.log, re.MULTILINE)
         assert found is not None, self.log
         self.port = int(found[1])
@@ -226,7 +226,7 @@ async def test_only_who_listens_has_prometheus_and_nobody_has_what_commands_prin
     async with running_kubelet(kubelet_dir) as kubelet:
         with subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ) as process:
             try:
-                await kubelet.wait_for_devices(I915, {A}, within=20)
+                await kubelet.wait_for_devices(I915, {A}, within=60)
                 process.terminate()
                 await anyio.to_thread.run_sync(lambda: process.wait(10))
             finally:

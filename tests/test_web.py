@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import resource
 import socket
 import struct
 import threading
@@ -360,6 +362,23 @@ async def test_clients_who_do_not_read_hold_up_nobody_and_no_memory(monkeypatch:
                 while data := await asyncio.get_running_loop().sock_recv(client, 2**20):
                     got += len(data)
                 assert 0 < got < len(BIG)
+
+
+async def test_without_a_file_to_spare_it_accepts_again_when_there_is_one() -> None:
+    async with site() as on:
+        with socket.socket() as client:
+            client.setblocking(False)
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            os.close(lowest := os.dup(0))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))  # not one more file
+            try:
+                await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", on.port))
+                await anyio.wait_all_tasks_blocked()
+                assert not on.server._open
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            await asyncio.get_running_loop().sock_sendall(client, CLOSE)
+            assert (await asyncio.get_running_loop().sock_recv(client, 4096)).startswith(b"HTTP/1.1 200 OK")
 
 
 async def test_a_client_who_resets_the_connection_is_no_error() -> None:

@@ -20,7 +20,7 @@ from gpuplug.observe.readiness import readiness
 from gpuplug.witness import Registration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from prometheus_client.core import Metric
 
@@ -199,7 +199,3 @@ class Metrics:
     def render(self) -> bytes:
         """Write all metrics down; it reads /proc, so it is for a thread."""
         return prometheus_client.generate_latest(self._registry)
-
-    def families(self) -> Iterable[Metric]:
-        """Return all metrics as values."""
-        return self._registry.collect()
