@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from .harness.cluster import Cluster, ControlPlane, build_all, running
 from .harness.needs import check_tools
 
 RELEASE = RELEASES[-1]
+VERSION = version("gpuplug")
 _LINES = pytest.StashKey[list[str]]()
 
 
@@ -82,12 +84,12 @@ def images() -> Iterator[Images]:
 
 
 def _build(store: image.Store, base: str, context: Path) -> Images:
-    reference = "localhost/gpuplug:0.1.0"
-    arguments = {"BASE": base, "PIP_NO_INDEX": "1", "VERSION": "0.1.0"}
+    reference = f"localhost/gpuplug:{VERSION}"
+    arguments = {"BASE": base, "PIP_NO_INDEX": "1", "VERSION": VERSION}
     store.build(reference, context, context / "Containerfile", arguments)
-    later = "localhost/gpuplug:0.1.1"
+    later = f"{reference}-next"
     file = context / "Later"
-    file.write_text(f"FROM {reference}\nLABEL org.opencontainers.image.version=0.1.1\n")
+    file.write_text(f"FROM {reference}\nLABEL org.opencontainers.image.version={VERSION}-next\n")
     store.build(later, context, file, {})
     return Images(store, reference, store.archive(reference), later, store.archive(later))
 

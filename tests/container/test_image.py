@@ -11,7 +11,7 @@ import pytest
 
 from tests.node.harness.node import REPOSITORY
 
-from .conftest import Images
+from .conftest import VERSION, Images
 from .harness.command import ran
 from .harness.image import CONTAINERS
 
@@ -76,7 +76,7 @@ def test_its_configuration_is_that_of_a_program(images: Images) -> None:
     labels = {name.removeprefix("org.opencontainers.image."): text for name, text in found["Labels"].items()}
     assert labels["title"] == "gpuplug"
     assert labels["licenses"] == "Apache-2.0"
-    assert labels["version"] == "0.1.0"
+    assert labels["version"] == VERSION
     assert {"description", "revision"} <= labels.keys()
 
 

@@ -10,6 +10,7 @@ import yaml
 from tests.node.harness import gobuild
 from tests.node.harness.node import REPOSITORY
 
+from .conftest import VERSION
 from .harness.cluster import Cluster, ControlPlane
 from .harness.command import ran
 from .harness.rendered import KUSTOMIZE, OVERLAYS, Rendered, kustomize, rendered
@@ -78,16 +79,18 @@ def test_its_limits_fit_their_budget(base: Rendered) -> None:
 
 
 def test_the_image_is_pinned_in_one_place_and_to_the_release(base: Rendered) -> None:
-    version = yaml.safe_load((KUSTOMIZE / "base/kustomization.yaml").read_text())["images"][0]["newTag"]
-    released = [
-        line
-        for line in (REPOSITORY / "pyproject.toml").read_text().splitlines()
-        if line.startswith("version")
-    ]
-    assert released == [f'version = "{version}"']
-    assert base.container["image"] == f"localhost/gpuplug:{version}"
-    named = [path for path in KUSTOMIZE.rglob("*.yaml") if version in path.read_text()]
+    assert (
+        yaml.safe_load((KUSTOMIZE / "base/kustomization.yaml").read_text())["images"][0]["newTag"] == VERSION
+    )
+    assert base.container["image"] == f"localhost/gpuplug:{VERSION}"
+    named = [path for path in KUSTOMIZE.rglob("*.yaml") if VERSION in path.read_text()]
     assert named == [KUSTOMIZE / "base/kustomization.yaml"]
+
+
+def test_the_examples_run_the_image_of_the_release() -> None:
+    for path in EXAMPLES:
+        images = re.findall(r"^ +image: (\S+)$", path.read_text(), re.MULTILINE)
+        assert set(images) == {f"localhost/gpuplug:{VERSION}"}, path
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)
