@@ -1,5 +1,6 @@
 """The story of an operator, on a whole cluster: apply, use, unplug, upgrade, roll back, remove."""
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -59,6 +60,19 @@ async def said(cluster: Cluster, pod: str, container: str, words: str) -> str:
     return found
 
 
+async def why_a_pod_waits(cluster: Cluster) -> str:
+    """Ask for a GPU that is not there, and return the scheduler's reason."""
+    media = example("03-media-server")
+    cluster.kubectl("apply", "-f", "-", given=as_list(media))
+    (waiting,) = await cluster.until(
+        "a reason why the next pod waits",
+        lambda: cluster.pods("app.kubernetes.io/name=media-server"),
+        lambda pods: bool(pods) and condition(pods[0], "PodScheduled") == "False",
+    )
+    await cluster.run("delete", "-f", "-", given=as_list(media))
+    return condition(waiting, "PodScheduled", "message")
+
+
 @pytest.fixture
 def cleaning() -> Iterator[ExitStack]:
     """Undo what a story did, from its end to its beginning, however far it came."""
@@ -103,18 +117,9 @@ async def test_from_apply_to_delete(
     # The GPU goes: the next pod waits, with the scheduler's reason, and those that run stay.
     cluster.machine.remove_gpu(GPU)
     await cluster.allocatable(I915, 0)
-    media = example("03-media-server")
-    cluster.kubectl("apply", "-f", "-", given=as_list(media))
-    label = "app.kubernetes.io/name=media-server"
-    (waiting,) = await cluster.until(
-        "a reason why the next pod waits",
-        lambda: cluster.pods(label),
-        lambda pods: bool(pods) and condition(pods[0], "PodScheduled") == "False",
-    )
-    reason = condition(waiting, "PodScheduled", "message")
+    reason = await why_a_pod_waits(cluster)
     measured.append(f"{folder}: the scheduler on a pod without a GPU: {reason}")
     assert f"Insufficient {I915}" in reason
-    await cluster.run("delete", "-f", "-", given=as_list(media))
 
     # It comes back, and a new image rolls through: no pod that runs is disturbed.
     cluster.machine.add_gpu(GPU)
@@ -135,8 +140,10 @@ async def test_from_apply_to_delete(
     assert [containers(pod) for pod in after] == [containers(pod) for pod in before]
 
     # Remove it: nothing of it is left, and whoever holds a GPU keeps it.
+    last = cluster.follow("last-words", "logs", "-f", "-n", NAMESPACE, third["metadata"]["name"])
+    began = time.monotonic()
     await cluster.run("delete", "-k", manifests)
-    assert sockets(cluster) == []
+    assert sockets(cluster) == [], f"after {time.monotonic() - began:.1f} s:\n{last.tail()}"
     assert cluster.pods(LABEL, NAMESPACE) == []
     after = await running(cluster, CONSUMER, shares)
     assert [containers(pod) for pod in after] == [containers(pod) for pod in before]

@@ -20,6 +20,7 @@ from anyio import to_thread
 from gpuplug.testing import Machine
 from tests.node.harness import config, gobuild
 from tests.node.harness.node import Binaries, Node, bare, build
+from tests.node.harness.program import Program
 from tests.node.harness.releases import Release
 from tests.node.harness.waiting import eventually
 
@@ -117,6 +118,11 @@ class Cluster:
     async def run(self, *arguments: str, given: str = "") -> str:
         """Run kubectl in a thread of its own, for what takes a while."""
         return await to_thread.run_sync(lambda: self.kubectl(*arguments, given=given))
+
+    def follow(self, name: str, *arguments: str) -> Program:
+        """Let kubectl run on, inside the node, and keep what it prints."""
+        kubectl = [str(self._plane.programs["kubectl"]), "--kubeconfig", str(self.kubeconfig)]
+        return self.node.start(name, [*kubectl, *arguments])
 
     def get(self, *arguments: str) -> Any:
         """Return objects as the API server has them."""
