@@ -1,8 +1,9 @@
 """8. The plugin in a container of that node, with nothing it does not need.
 
-There is no image of the DaemonSet yet, so the container is a static pod whose root file system is the test
-image and into which the host's Python and this repository are mounted read-only. What confines it is real:
-the kubelet, containerd and runc take away the capabilities and the writable root.
+The image and the DaemonSet run in tests/container. Here, so that each release is shown, it is a static pod
+whose root file system is the test image and into which the host's Python and this repository are mounted
+read-only. What confines it is real: the kubelet, containerd and runc take away the capabilities and the
+writable root.
 """
 
 import re
