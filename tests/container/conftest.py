@@ -91,7 +91,7 @@ def _build(store: image.Store, base: str, context: Path) -> Images:
     file = context / "Later"
     file.write_text(f"FROM {reference}\nLABEL org.opencontainers.image.version={VERSION}-next\n")
     store.build(later, context, file, {})
-    return Images(store, reference, store.archive(reference), later, store.archive(later))
+    return Images(store, reference, store.archive(reference), later, store.archive(later, packed=False))
 
 
 @pytest.fixture(scope="session")

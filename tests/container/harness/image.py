@@ -45,10 +45,14 @@ class Store:
         given = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
         self._run("bud", "--isolation", "chroot", "-t", reference, "-f", str(file), *given, str(context))
 
-    def archive(self, reference: str) -> Path:
-        """Write an image as an OCI archive, which containerd imports."""
+    def archive(self, reference: str, *, packed: bool = True) -> Path:
+        """Write an image as an OCI archive, which containerd imports.
+
+        :param packed: as a registry would have it, which takes a while
+        """
         archive = self._folder / f"{reference.replace('/', '_').replace(':', '_')}.tar"
-        self._run("push", "-q", reference, f"oci-archive:{archive}:{reference}")
+        how = [] if packed else ["--disable-compression"]
+        self._run("push", "-q", *how, reference, f"oci-archive:{archive}:{reference}")
         return archive
 
     def mounted(self, reference: str) -> "Mounted":
