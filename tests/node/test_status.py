@@ -5,14 +5,17 @@ gpuplug's can hide behind itself.
 """
 
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpuplug.testing import Machine
 
+from .harness import pod_resources
 from .harness.manifests import ContainerOrder
-from .harness.node import Node
+from .harness.node import REPOSITORY, Node
 from .harness.plugins import (
     I915,
     PLUGIN_DIR,
@@ -26,6 +29,11 @@ from .harness.plugins import (
     status,
 )
 
+CONFINED = {
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
 pytestmark = pytest.mark.case("9 gpuplug status says what the kubelet says")
 
 FIRST, SECOND, THIRD = "0000:03:00.0", "0000:04:00.0", "0000:06:00.0"
@@ -140,6 +148,28 @@ async def test_the_last_gpu_that_is_gone_is_named_too(node: Node, machine: Machi
     machine.remove_gpu(FIRST)
     await capacity(node, I915, 0)
     assert kinds(await told(node, 4)) == [("held-in-vain", [FIRST])]
+
+
+async def test_it_asks_from_a_container_that_has_the_socket_read_only(node: Node, machine: Machine) -> None:
+    machine.add_gpu(FIRST)
+    start_gpuplug(node)
+    await capacity(node, I915, 1)
+    python = {"/usr", "/lib", "/lib64", "/bin", sys.prefix, sys.base_prefix, str(REPOSITORY)}
+    folder = str(Path(pod_resources.SOCKET).parent)
+    read_only = [*(path for path in sorted(python) if Path(path).exists()), str(node.machine_root), folder]
+    asking = ContainerOrder(
+        "main",
+        [sys.executable, "-m", "gpuplug", "status", "--prefix", str(node.machine_root), "--json"],
+        host_paths={path: path for path in read_only},
+        read_only=tuple(read_only),
+        security=CONFINED,
+    )
+    node.order("asks", asking, user=0, restart="Never")
+    pod = await node.ended_pod("asks")
+    said = await node.logged("asks")
+    assert pod.containers["main"].exit_code == 0, said
+    made = json.loads("\n".join(said))
+    assert [(one["name"], one["free"]) for one in made["resources"]] == [(I915, 1)]
 
 
 async def test_programs_that_do_not_run_are_named(node: Node, machine: Machine) -> None:
