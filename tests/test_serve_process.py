@@ -136,8 +136,10 @@ async def test_a_look_at_the_machine_that_hangs_does_not_hold_up_the_end(
 
 
 HANGS = """
-import time, anyio
+import socket, sys, time, anyio
+from functools import partial
 from gpuplug.commands.signals import StopSignals
+from gpuplug.host.sockets import remove_own
 
 async def main(signals):
     print("ready", flush=True)
@@ -145,37 +147,44 @@ async def main(signals):
     await anyio.to_thread.run_sync(time.sleep, 30)
 
 import anyio.to_thread
-anyio.run(main, StopSignals())
+own = socket.socket(socket.AF_UNIX)
+own.bind(sys.argv[1] + "/gpuplug-own.sock")
+own.listen()
+anyio.run(main, StopSignals(partial(remove_own, sys.argv[1], "gpuplug-")))
 """
 
 
 @contextmanager
-def what_hangs_at_the_end() -> Iterator[subprocess.Popen[bytes]]:
+def what_hangs_at_the_end(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process that stops as ``serve`` does, and hangs then: in a read in the kernel, say."""
-    with subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", HANGS, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == b"ready\n"
+            assert own_sockets(folder) == ["gpuplug-own.sock"]
             yield process
         finally:
             process.kill()
 
 
-def test_what_hangs_at_the_end_is_ended_all_the_same() -> None:
-    with what_hangs_at_the_end() as process:
+def test_what_hangs_at_the_end_is_ended_all_the_same_and_leaves_no_socket(kubelet_dir: Path) -> None:
+    with what_hangs_at_the_end(kubelet_dir) as process:
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(5) == 0
         assert time.monotonic() - began >= 1.5
+    assert own_sockets(kubelet_dir) == []
 
 
-def test_a_second_signal_ends_at_once_what_does_not_end() -> None:
-    with what_hangs_at_the_end() as process:
+def test_a_second_signal_ends_at_once_what_does_not_end_and_no_socket_is_left(kubelet_dir: Path) -> None:
+    with what_hangs_at_the_end(kubelet_dir) as process:
         process.send_signal(signal.SIGTERM)
         time.sleep(0.7)
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert process.wait(0.7) == 128 + signal.SIGTERM
+    assert own_sockets(kubelet_dir) == []
 
 
 async def waiting_in_a_scan(serve: Serving) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gpuplug.host.sockets import identify, listening, remove_abandoned, remove_if_same
+from gpuplug.host.sockets import identify, listening, remove_abandoned, remove_if_same, remove_own
 from tests.rights import as_somebody_else
 
 if TYPE_CHECKING:
@@ -126,3 +128,30 @@ def test_sockets_of_others_that_answer_are_named_and_our_own_are_not_asked(kubel
 
 def test_a_folder_that_is_not_there_has_nothing_abandoned(kubelet_dir: Path) -> None:
     assert remove_abandoned(f"{kubelet_dir}/absent", "gpuplug-") == []
+
+
+def test_an_end_in_a_hurry_removes_what_this_process_listens_on_and_nothing_of_others(
+    kubelet_dir: Path,
+) -> None:
+    elsewhere = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); input()"
+    )
+    other = kubelet_dir / "gpuplug-other.sock"
+    command = [sys.executable, "-c", elsewhere, str(other)]
+    with bound(kubelet_dir / "gpuplug-own.sock"), bound(kubelet_dir / "kubelet.sock"):
+        abandoned(kubelet_dir / "gpuplug-left.sock")
+        (kubelet_dir / "gpuplug-file").touch()
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+            try:
+                while not listening(str(kubelet_dir), other.name, "\0"):
+                    assert process.poll() is None
+                gone = remove_own(str(kubelet_dir), "gpuplug-")
+                assert gone == ["gpuplug-left.sock", "gpuplug-own.sock"]
+                assert {path.name for path in kubelet_dir.iterdir()} == {
+                    other.name,
+                    "kubelet.sock",
+                    "gpuplug-file",
+                }
+            finally:
+                process.kill()
+    assert remove_own(f"{kubelet_dir}/absent", "gpuplug-") == []

@@ -15,8 +15,9 @@ from gpuplug.commands.folders import check_folder
 from gpuplug.commands.intel import IGNORED, with_log_level
 from gpuplug.commands.prepare import prepared
 from gpuplug.commands.signals import DetailSignal, StopSignals
-from gpuplug.core.identity import socket_name, socket_room
+from gpuplug.core.identity import SOCKET_PREFIX, socket_name, socket_room
 from gpuplug.errors import SettingError
+from gpuplug.host.sockets import remove_own
 from gpuplug.plugins.chosen import spelt_options
 from gpuplug.settings import MAX_SOCKET_PATH, Settings, origins, spelt, split_address
 from gpuplug.witness import NOBODY
@@ -50,7 +51,7 @@ def run(given: Mapping[str, Any], environ: Mapping[str, str]) -> int:
     logger.info("{}", " ".join(filter(None, started)))
     for flag in given.get("ignored", ()):
         logger.warning("{} has no effect: {}", flag, IGNORED[flag])
-    signals = StopSignals()
+    signals = StopSignals(partial(remove_own, settings.kubelet_dir, SOCKET_PREFIX))
     anyio.run(_until_told_to_stop, settings, loaded, signals, detail, sockets)
     signals.no_more()
     return 0

@@ -49,7 +49,12 @@ class StopSignals:
     then kills the process in the middle of its orderly end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before_exit: Callable[[], object] = lambda: None) -> None:
+        """Take the signals from now on.
+
+        :param before_exit: called where the process is ended though it has not come to its end; quick.
+        """
+        self._before_exit = before_exit
         self._told: float | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
@@ -71,13 +76,19 @@ class StopSignals:
         now = time.monotonic()
         if self._told is not None:
             if now - self._told >= PATIENCE:
-                os._exit(128 + number)
+                self._exit(128 + number)
             return
         self._told = now
-        # The endpoints have left by then, each on its own, and their sockets are gone.
-        signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+        # The endpoints have left by then, each on its own, if the machine is not too busy for that.
+        signal.signal(signal.SIGALRM, lambda *_: self._exit(0))
         signal.setitimer(signal.ITIMER_REAL, LONGEST_STOP)
         # What comes after the exit functions cannot hang, and has no signal handlers: SIGALRM would kill it.
         atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
+
+    def _exit(self, code: int) -> None:
+        try:
+            self._before_exit()
+        finally:
+            os._exit(code)

@@ -6,7 +6,12 @@ import errno
 import os
 import socket
 import stat
+import struct
 from dataclasses import dataclass
+from typing import Final
+
+_CREDENTIALS: Final = struct.Struct("iII")
+"""``struct ucred`` of unix(7): process, user and group of who listens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,20 @@ def remove_abandoned(directory: str, prefix: str) -> list[str]:
     return removed
 
 
+def remove_own(directory: str, prefix: str) -> list[str]:
+    """Remove socket files with this prefix that this process listens on, or nobody; return their names.
+
+    For an end in a hurry, when whoever made them does not come to it any more.
+    """
+    removed = []
+    for name in _names(directory, prefix):
+        path = f"{directory}/{name}"
+        identity = identify(path)
+        if identity is not None and _listener(path) in {None, os.getpid()} and remove_if_same(path, identity):
+            removed.append(name)
+    return removed
+
+
 def _names(directory: str, prefix: str) -> list[str]:
     try:
         return sorted(name for name in os.listdir(directory) if name.startswith(prefix))
@@ -72,10 +91,19 @@ def _names(directory: str, prefix: str) -> list[str]:
 
 
 def _answers(path: str) -> bool:
-    """Tell whether a process listens; anything but a plain refusal or absence counts as yes."""
+    return _listener(path) is not None
+
+
+def _listener(path: str) -> int | None:
+    """Give the id of the process that listens, 0 if it is hidden, ``None`` if there is none.
+
+    Anything but a plain refusal or absence counts as a process.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(path)
+            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         except OSError as error:
-            return error.errno not in {errno.ECONNREFUSED, errno.ENOENT}
-    return True
+            return None if error.errno in {errno.ECONNREFUSED, errno.ENOENT} else 0
+    pid: int = _CREDENTIALS.unpack(credentials)[0]
+    return pid
