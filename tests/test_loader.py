@@ -17,7 +17,7 @@ from gpuplug.core.inventory import Driver, judge
 from gpuplug.errors import DriverError
 from gpuplug.model import HEALTHY, Declined, Device, DeviceId, DeviceSpec, Mount, Verdict
 from gpuplug.plugins import hookspecs
-from gpuplug.plugins.driver import check_version
+from gpuplug.plugins.answers import check_version
 from gpuplug.plugins.hookspecs import hookimpl
 from gpuplug.plugins.loader import LoadedDriver, from_modules, load
 from gpuplug.settings import Settings

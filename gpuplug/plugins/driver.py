@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 import pluggy
 
@@ -19,6 +19,17 @@ from gpuplug.errors import DriverError
 from gpuplug.model import HEALTHY, Declined, DeviceSpec, Mount, Verdict
 from gpuplug.options import DriverOption, fault, parse
 from gpuplug.plugins import hookspecs
+from gpuplug.plugins.answers import (
+    VERSION_NAME,
+    attribute,
+    called,
+    check_marks,
+    check_version,
+    companion,
+    each,
+    is_bool,
+    is_text,
+)
 from gpuplug.plugins.attempt import asked
 from gpuplug.plugins.words import FAILURES, said, sentence, shown
 
@@ -31,11 +42,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 P = ParamSpec("P")
 
-VERSION_NAME: Final = "GPUPLUG_HOOKS"
-"""The constant of a driver module that says for which version of the hooks it was written."""
-MAX_WILDCARDS: Final = 3
-"""Parts of a glob that may have wildcards: each of them multiplies what has to be looked at."""
-_WILDCARDS: Final = frozenset("*?[")
 _PERMISSIONS: Final = ("r", "w", "m", "rw", "rm", "wm", "rwm")
 
 
@@ -83,7 +89,7 @@ class LoadedDriver:
         manager.add_hookspecs(hookspecs)
         try:
             check_version(name, getattr(module, VERSION_NAME, hookspecs.UNSTATED))
-            _check_marks(name, module)
+            check_marks(name, module)
             manager.register(module, name=name)
             manager.check_pending()
             callers: Sequence[pluggy.HookCaller] | None = manager.get_hookcallers(module)
@@ -94,7 +100,7 @@ class LoadedDriver:
         except FAILURES as error:  # pluggy asks it for its attributes, which may be computed
             raise DriverError(f"driver {name} cannot be looked at: {sentence(error)}") from error
         if not callers:
-            raise DriverError(f"driver {name}: {_called(module)} implements no gpuplug hook")
+            raise DriverError(f"driver {name}: {called(module)} implements no gpuplug hook")
         for caller in callers:
             if any(inspect.iscoroutinefunction(hook.function) for hook in caller.get_hookimpls()):
                 raise DriverError(f"driver {name}: {caller.name} is a coroutine; hooks are plain functions")
@@ -109,8 +115,8 @@ class LoadedDriver:
         self._notes: dict[str, str] = {}
         self.stuck = ""
         """Why it is not asked any more, once one of its hooks did not return; empty until then."""
-        self.sysfs_attributes: Final = self._declared("gpuplug_sysfs_attributes", _attribute)
-        self.companion_nodes: Final = self._declared("gpuplug_companion_nodes", _companion)
+        self.sysfs_attributes: Final = self._declared("gpuplug_sysfs_attributes", attribute)
+        self.companion_nodes: Final = self._declared("gpuplug_companion_nodes", companion)
         self.options: Final = self._declared_options()
         """The options that it declares."""
         self.gives_envs: Final = bool(manager.hook.gpuplug_envs.get_hookimpls())
@@ -190,7 +196,7 @@ class LoadedDriver:
         if answer is None or isinstance(answer, str):
             return answer
         if isinstance(answer, Declined):
-            if not _is_text(answer.reason):
+            if not is_text(answer.reason):
                 raise DriverError(f"driver {self.name}: {shown(answer.reason)} is not text")
             return answer
         raise DriverError(
@@ -217,7 +223,7 @@ class LoadedDriver:
         mounts = self._ask_for_each("gpuplug_mounts", Mount, gpu=gpu, settings=self._settings(settings)) or ()
         self._check_paths([(mount.container_path, mount.host_path) for mount in mounts])
         for mount in mounts:
-            if not _is_bool(mount.read_only):
+            if not is_bool(mount.read_only):
                 raise DriverError(f"driver {self.name}: read_only is {shown(mount.read_only)}, not a bool")
         return mounts
 
@@ -236,7 +242,7 @@ class LoadedDriver:
         except FAILURES as error:
             raise DriverError(f"driver {self.name}: an answer raised {sentence(error)}") from error
         for key, value in envs.items():
-            if not _is_text(key) or not _is_text(value):
+            if not is_text(key) or not is_text(value):
                 raise DriverError(
                     f"driver {self.name}: environment variable {shown(key)} is not text to text"
                 )
@@ -251,7 +257,7 @@ class LoadedDriver:
         """Ask for the health; without an answer healthy while no node is missing."""
         answer = self._ask("gpuplug_health", Verdict, gpu=gpu, settings=self._settings(settings))
         if answer is not None:
-            if not _is_bool(answer.healthy) or not _is_text(answer.reason):
+            if not is_bool(answer.healthy) or not is_text(answer.reason):
                 raise DriverError(f"driver {self.name}: {shown(answer)} is not a bool and a text")
             return answer
         if gpu.missing:
@@ -263,13 +269,13 @@ class LoadedDriver:
         with self._asked(hook):
             declared = self._ask(hook, list) or []
             return frozenset(
-                check(self.name, path) for some in declared for path in _each(self.name, some, str)
+                check(self.name, path) for some in declared for path in each(self.name, some, str)
             )
 
     def _declared_options(self) -> tuple[DriverOption, ...]:
         with self._asked("gpuplug_options"):
             declared = self._ask("gpuplug_options", list) or []
-            options = tuple(option for some in declared for option in _each(self.name, some, DriverOption))
+            options = tuple(option for some in declared for option in each(self.name, some, DriverOption))
         names: set[str] = set()
         for option in options:
             try:
@@ -291,7 +297,7 @@ class LoadedDriver:
 
     def _ask_for_each(self, hook: str, kind: type[T], **arguments: object) -> tuple[T, ...] | None:
         answer = self._call(hook, **arguments)
-        return None if answer is None else _each(self.name, answer, kind)
+        return None if answer is None else each(self.name, answer, kind)
 
     def _call(self, hook: str, **arguments: object) -> Any:  # noqa: ANN401 - whatever the driver answers
         try:
@@ -302,92 +308,5 @@ class LoadedDriver:
     def _check_paths(self, pairs: Sequence[tuple[object, object]]) -> None:
         for pair in pairs:
             for path in pair:
-                if not _is_text(path) or not path.startswith("/"):
+                if not is_text(path) or not path.startswith("/"):
                     raise DriverError(f"driver {self.name}: {shown(path)} is not an absolute path")
-
-
-def check_version(
-    name: str, version: object, oldest: int = hookspecs.OLDEST, newest: int = hookspecs.VERSION
-) -> None:
-    """See that the driver was written for hooks as they are here.
-
-    :raises DriverError: if it needs newer hooks, or is for older ones that are no more.
-    """
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise DriverError(f"driver {name}: its {VERSION_NAME} is {shown(version)}, not a number from 1 on")
-    if version > newest:
-        raise DriverError(
-            f"driver {name} is too new: it needs version {version} of the hooks, and this gpuplug has version"
-            f" {newest}; update gpuplug, or install an older version of the driver"
-        )
-    if version < oldest:
-        raise DriverError(
-            f"driver {name} is too old: it is for version {version} of the hooks, and this gpuplug has none"
-            f" before {oldest}; update the driver"
-        )
-
-
-def _check_marks(name: str, module: object) -> None:
-    """See that no function is meant as a hook and is none: it would never be called, and nobody would know.
-
-    :raises DriverError: naming the function.
-    """
-    for attribute in dir(module):
-        if attribute.startswith(f"{hookspecs.PROJECT}_"):
-            function = getattr(module, attribute)
-            if inspect.isroutine(function) and not hasattr(function, f"{hookspecs.PROJECT}_impl"):
-                raise DriverError(
-                    f"driver {name}: {attribute} has no @hookimpl, and would never be called;"
-                    " a function that is no hook needs another name"
-                )
-
-
-def _called(module: object) -> str:
-    return str(getattr(module, "__name__", type(module).__name__))
-
-
-def _is_bool(value: object) -> bool:
-    """Tell whether it is what its annotation says: no driver is type-checked here."""
-    return isinstance(value, bool)
-
-
-def _is_text(value: object) -> TypeGuard[str]:
-    """Tell whether the kubelet and the system take it as text: UTF-8 without a NUL."""
-    return isinstance(value, str) and "\0" not in value and value.encode(errors="ignore").decode() == value
-
-
-def _each(name: str, answer: Any, kind: type[T]) -> tuple[T, ...]:  # noqa: ANN401 - a driver's answer
-    if isinstance(answer, str):  # a text is iterable, and never meant to be
-        raise DriverError(f"driver {name}: {shown(answer)} is not a sequence of {kind.__name__}")
-    try:
-        items = tuple(answer)
-    except FAILURES as error:
-        raise DriverError(f"driver {name}: an answer raised {sentence(error)}") from error
-    for item in items:
-        if not isinstance(item, kind):
-            raise DriverError(f"driver {name}: {shown(item)} is not a {kind.__name__}")
-    return items
-
-
-def _attribute(name: str, path: str) -> str:
-    """Check a sysfs attribute's path or glob: below the bus device, or below /sys."""
-    below = path.removeprefix("/sys/")
-    if not below or below.startswith("/") or not _is_text(path) or ".." in path.split("/") or "**" in path:
-        raise DriverError(
-            f"driver {name}: {shown(path)} is not a path or glob below the GPU's bus device, or below /sys"
-        )
-    if sum(bool(_WILDCARDS & set(part)) for part in below.split("/")) > MAX_WILDCARDS:
-        raise DriverError(
-            f"driver {name}: {shown(path)} has wildcards in more than {MAX_WILDCARDS} of its parts;"
-            " sysfs has links in circles, and looking for it would take for ever"
-        )
-    return path
-
-
-def _companion(name: str, path: str) -> str:
-    """Check a companion node's path: below /dev, outside /dev/dri, and no glob."""
-    parts = path.split("/")
-    normal = parts[:2] == ["", "dev"] and len(parts) > 2 and not {"", ".", ".."} & set(parts[2:])  # noqa: PLR2004
-    if not normal or parts[2] == "dri" or not _is_text(path) or _WILDCARDS & set(path):
-        raise DriverError(f"driver {name}: {shown(path)} is not a node's path in /dev, outside /dev/dri")
-    return path

@@ -11,7 +11,7 @@ from gpuplug.core.identity import is_resource_name
 from gpuplug.model import Declined
 from gpuplug.options import flag, parse, written
 from gpuplug.plugins import hookspecs
-from gpuplug.plugins.driver import VERSION_NAME
+from gpuplug.plugins.answers import VERSION_NAME
 from gpuplug.testing.conformance.asking import fail
 
 if TYPE_CHECKING:
