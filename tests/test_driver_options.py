@@ -27,7 +27,7 @@ ANY: Any = None
 
 
 def positive(text: str) -> int:
-    if text.isdigit() and int(text) > 0:
+    if text.isdecimal() and int(text) > 0:
         return int(text)
     raise ValueError("is not a number from 1 on")
 
