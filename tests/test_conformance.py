@@ -400,7 +400,7 @@ def test_a_failure_shows_the_check_and_the_gpu_and_not_how_it_was_made(tmp_path:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTEST_ADDOPTS": ""},
         timeout=60,
     )
     assert ended.returncode == 1, ended.stdout
