@@ -11,9 +11,11 @@ import ctypes
 import io
 import sys
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,6 +50,8 @@ class Call:
 
 _inside: dict[int, Call] = {}
 """The innermost call of each thread that is asking a driver."""
+_given_up: WeakSet[threading.Thread] = WeakSet()
+"""The threads that were left to themselves."""
 
 
 class _Heard(io.TextIOBase):
@@ -82,6 +86,7 @@ _KEPT: Final = 200
 def asked(give_up: Callable[[str], None], what: str, limit: float = HOOK_LIMIT) -> Iterator[_Heard]:
     """Note that a driver is being asked in this thread, and keep what it prints from going anywhere."""
     thread = threading.get_ident()
+    _end_if_given_up()
     before = _inside.get(thread)
     heard = before.output if before is not None else _Heard(sys.stdout, thread)
     errors = sys.stderr
@@ -97,6 +102,13 @@ def asked(give_up: Callable[[str], None], what: str, limit: float = HOOK_LIMIT) 
             _restore(heard)
         else:
             _inside[thread] = before
+    _end_if_given_up()
+
+
+def _end_if_given_up() -> None:
+    """Go no further in a thread whose driver returned after all: its work has been begun anew elsewhere."""
+    if threading.current_thread() in _given_up:
+        raise Abandoned
 
 
 class _Errors(_Heard):
@@ -136,6 +148,8 @@ class Attempt(Generic[T]):
         self._abandoned = False
         self._seen: Call | None = None
         self._times = 0
+        self._cpu = 0.0
+        self._runs = False
         self._thread = threading.Thread(target=self._run, name="gpuplug drivers", daemon=True)
         self._thread.start()
 
@@ -166,18 +180,32 @@ class Attempt(Generic[T]):
         call = _inside.get(self._thread.ident or 0)
         self._times = self._times + 1 if call is not None and call is self._seen else 1
         self._seen = call
+        cpu = _processor_time(self._thread.native_id or 0)
+        self._runs, self._cpu = cpu != self._cpu, cpu
         return call if call is not None and self._times > LOOKS else None
 
     def give_up(self, call: Call) -> None:
-        """Leave the thread to itself, and have it end as soon as it runs Python again."""
+        """Leave the thread to itself: it ends now, or where it only waits, as soon as the driver returns."""
         self._abandoned = True
         ident = self._thread.ident or 0
+        _given_up.add(self._thread)
         _restore(call.output)
         outer: Call | None = call
         while outer is not None:
             outer.give_up(f"{call.what} did not return within {_spelt(call.limit)}")
             outer = outer.before
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Abandoned))
+        # One that waits is not told: until it wakes, each thread would look at every turn whether it is
+        # meant, and Python 3.11 would not go on from there where it is traced (by coverage, say).
+        if self._runs:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Abandoned))
+
+
+def _processor_time(thread: int) -> float:
+    """Seconds that a thread of this process has run; 0 once it has ended."""
+    with suppress(OSError):
+        # The clock id of one thread, made as <linux/posix-timers.h> has it: its scheduler clock.
+        return time.clock_gettime(~thread << 3 | 6)
+    return 0.0
 
 
 def _spelt(seconds: float) -> str:
