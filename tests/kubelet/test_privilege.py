@@ -51,8 +51,13 @@ def calls(trace: str) -> list[Opened]:
 
 
 def nodes_opened(opened: list[Opened], dri: Path) -> list[Opened]:
-    """Those that are about something below /dev/dri. The folder itself may be listed."""
-    return [one for one in opened if any(path and dri in path.parents for path in (one.asked, one.led_to))]
+    """Those that are about something below /dev/dri. The folder may be listed, and so may by-path in it."""
+    folders = {dri, dri / "by-path"}
+    return [
+        one
+        for one in opened
+        if any(path and dri in path.parents and path not in folders for path in (one.asked, one.led_to))
+    ]
 
 
 async def test_no_gpu_node_is_opened_in_the_whole_life_of_a_plugin(node: Node, tmp_path: Path) -> None:
@@ -63,6 +68,8 @@ async def test_no_gpu_node_is_opened_in_the_whole_life_of_a_plugin(node: Node, t
     assert (await node.kubelet.admit_one(pod("first", I915))).nodes
     node.machine.add_gpu("0000:04:00.0", driver="xe")
     await node.kubelet.until_allocatable(XE, 2)
+    (node.machine.dri / "by-path").mkdir()
+    (node.machine.dri / "by-path/pci-0000:03:00.0-render").symlink_to("../renderD128")
     node.machine.rebind("0000:03:00.0", "xe")
     await node.kubelet.until_allocatable(XE, 4)
     assert (await node.kubelet.admit_one(pod("second", XE, 2))).nodes
@@ -78,6 +85,7 @@ async def test_no_gpu_node_is_opened_in_the_whole_life_of_a_plugin(node: Node, t
     # The trace has seen what gpuplug does all the time, so it would have seen the rest, too.
     asked = {one.asked for one in opened}
     assert node.machine.sys / "class/drm" in asked
+    assert node.machine.dri / "by-path" in asked
     assert any(path.name in {"uevent", "vendor"} for path in asked)
 
 
@@ -86,11 +94,14 @@ async def test_the_trace_shows_a_node_that_is_opened_by_whatever_name(node: Node
     assert gpu.card is not None
     link = tmp_path / "link"
     link.symlink_to(node.machine.dri / gpu.card)
+    (node.machine.dri / "by-path").mkdir()
+    (node.machine.dri / "by-path/card").symlink_to(f"../{gpu.card}")
     program = (
         "import contextlib, os, sys\n"
         "dri, card, link = sys.argv[1:]\n"
         "folder = os.open(dri, os.O_RDONLY)\n"
-        "for path, at in ((f'{dri}/{card}', None), (card, folder), (link, None)):\n"
+        "by_path = f'{dri}/by-path/card'\n"
+        "for path, at in ((f'{dri}/{card}', None), (card, folder), (link, None), (by_path, None)):\n"
         "    with contextlib.suppress(OSError):\n"
         "        os.open(path, os.O_PATH, dir_fd=at)\n"
     )
@@ -100,7 +111,8 @@ async def test_the_trace_shows_a_node_that_is_opened_by_whatever_name(node: Node
         [*watch, sys.executable, "-c", program, str(node.machine.dri), gpu.card, str(link)]
     )
     seen = nodes_opened(calls(trace.read_text()), node.machine.dri)
-    assert [one.asked for one in seen] == [node.machine.dri / gpu.card, node.machine.dri / gpu.card, link]
+    card = node.machine.dri / gpu.card
+    assert [one.asked for one in seen] == [card, card, link, node.machine.dri / "by-path/card"]
 
 
 def test_calls_are_read_from_a_trace_whole_or_in_two_parts() -> None:
