@@ -80,6 +80,13 @@ FAULTS = (
     Fault("wrong-name", claims("wrong-name", "'gpu'"), "'gpu' is not a resource name"),
     Fault("raises", claims("raises") + hook("health", "raise LookupError('out of order')"),
           "gpuplug_health raised LookupError: out of order"),
+    Fault("interrupts", "raise KeyboardInterrupt\n", "cannot be imported: KeyboardInterrupt"),
+    Fault("cancels", "import asyncio\n" + claims("cancels")
+          + hook("health", "raise asyncio.CancelledError('a task')"),
+          "gpuplug_health raised CancelledError: a task"),
+    Fault("panics", "class PanicException(BaseException):\n"
+          "    def __str__(self): raise KeyboardInterrupt\n\n" + claims("panics")
+          + hook("device_specs", "raise PanicException"), "gpuplug_device_specs raised PanicException"),
     Fault("sleeps", claims("sleeps") + hook("health", "import time; time.sleep(30)"),
           f"gpuplug_health did not return within 1 second, {NEVER}"),
     Fault("loops", claims("loops") + hook("device_specs", "while True: pass"),

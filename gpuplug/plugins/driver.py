@@ -31,7 +31,7 @@ from gpuplug.plugins.answers import (
     is_text,
 )
 from gpuplug.plugins.attempt import asked
-from gpuplug.plugins.words import FAILURES, said, sentence, shown
+from gpuplug.plugins.words import FAILURES, is_ours, said, sentence, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -150,6 +150,12 @@ class LoadedDriver:
             before = len(heard.text)
             try:
                 yield
+            except Exception:
+                raise
+            except BaseException as error:
+                if is_ours(error):
+                    raise
+                raise DriverError(f"driver {self.name}: {hook} raised {sentence(error)}") from error
             finally:
                 text = heard.text[before:]
                 if text.strip():

@@ -14,7 +14,7 @@ from gpuplug.options import flag
 from gpuplug.plugins import hookspecs
 from gpuplug.plugins.attempt import IMPORT_LIMIT, asked, patiently
 from gpuplug.plugins.driver import LoadedDriver
-from gpuplug.plugins.words import FAILURES, said, sentence, shown
+from gpuplug.plugins.words import FAILURES, is_ours, said, sentence, shown
 from gpuplug.settings import OPTIONS
 
 if TYPE_CHECKING:
@@ -160,7 +160,9 @@ def without_clashes(loaded: Loaded) -> Loaded:
 def _load(name: str, find: Callable[[], object], origin: str) -> LoadedDriver:
     try:
         module = find()
-    except FAILURES as error:
+    except BaseException as error:
+        if is_ours(error):
+            raise
         raise DriverError(f"driver {name} cannot be imported: {sentence(error)}") from error
     return LoadedDriver(name, module, origin)
 

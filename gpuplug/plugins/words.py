@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Final
+
+from gpuplug.plugins.attempt import Abandoned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -10,6 +13,16 @@ if TYPE_CHECKING:
 FAILURES: Final = (Exception, SystemExit)
 """What a driver may raise; code that is imported or called may also call ``exit()``."""
 _SHOWN: Final = 80
+
+
+def is_ours(error: BaseException) -> bool:
+    """Say whether what passed through a driver ends this thread or the program, and is not the driver's.
+
+    A driver may raise what is no ``Exception``: Python itself, and extension modules, have such.
+    """
+    if isinstance(error, Abandoned):
+        return True
+    return threading.current_thread() is threading.main_thread() and not isinstance(error, FAILURES)
 
 
 def sentence(error: BaseException) -> str:
@@ -28,5 +41,7 @@ def said(ask: Callable[[Any], str], value: object) -> str:
     """Put a driver's object into words on one line, or into none if even that fails."""
     try:
         return " ".join(ask(value).encode(errors="backslashreplace").decode().split())
-    except FAILURES:
+    except BaseException as error:
+        if is_ours(error):
+            raise
         return ""
