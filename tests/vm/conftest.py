@@ -72,6 +72,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_kernel: on the first kernel alone, as others would show the same")
     config.addinivalue_line("markers", "long: takes a minute; with --shorter on the first kernel alone")
+    config.addinivalue_line(
+        "markers", "kernel_warns(function): the kernel has a fault of its own there, and may warn of it"
+    )
     config.stash[_RUNS] = {}
     if _INSIDE:
         config.pluginmanager.register(_Scribe(config))
