@@ -6,6 +6,7 @@ gpuplug runs as it does on a node, with real sockets and real inotify, on an eve
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 import time
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.folders import MEMORY
 from tests.running import I915, XE, own_sockets
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
     from anyio.from_thread import BlockingPortal
@@ -165,10 +167,30 @@ class Everything(RuleBasedStateMachine):
         self.losses = 0
         self.portal.call(self.kubelet.start)
 
+    def lose(self, names: Iterable[str], how: Callable[[], object]) -> None:
+        """Do what costs these resources their connection; wait until each has registered again.
+
+        Until then all may look as before: the next rule would find the connection going away.
+        """
+        kubelet = self.kubelet
+        before = {name: len(kubelet.registered(name)) for name in names}
+
+        async def lose() -> None:
+            result = how()
+            if inspect.isawaitable(result):
+                await result
+            await kubelet.wait_for(
+                lambda k: all(len(k.registered(name)) > count for name, count in before.items()),
+                within=SETTLED_IN,
+            )
+
+        self.portal.call(lose)
+
     @rule()
     def make_the_kubelets_socket_anew(self) -> None:
         self.losses = 0
-        self.portal.call(self.kubelet.recreate_socket)
+        served = self.node.endpoints.states if self.node.endpoints is not None else ()
+        self.lose(served, self.kubelet.recreate_socket)
 
     @rule()
     def delete_our_sockets(self) -> None:
@@ -179,17 +201,15 @@ class Everything(RuleBasedStateMachine):
     def lose_a_stream(self, name: str, whole: bool) -> None:
         drop = self.kubelet.break_connection if whole else self.kubelet.drop_stream
         if self.kubelet.resource(name).connected and self.once_more():
-            self.portal.call(drop, name)
+            self.lose([name], lambda: drop(name))
 
     @rule(name=st.sampled_from([I915, XE]))
     def refuse_and_accept(self, name: str) -> None:
         if not self.kubelet.resource(name).connected or not self.once_more():
             return
         self.kubelet.faults.refuse = "not now"
-        self.portal.call(self.kubelet.drop_stream, name)
-        self.portal.call(
-            lambda: self.kubelet.wait_for(lambda k: k.registered(name)[-1].error == "not now", within=10)
-        )
+        self.lose([name], lambda: self.kubelet.drop_stream(name))
+        assert self.kubelet.registered(name)[-1].error == "not now"
         self.kubelet.faults.refuse = ""
 
     # what a pod does
