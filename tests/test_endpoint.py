@@ -343,12 +343,12 @@ async def test_a_new_kubelet_is_tried_at_once_however_long_the_old_one_refused(k
     async with running_kubelet(kubelet_dir) as kubelet:
         kubelet.faults.refuse = "no"
         async with running_endpoint(kubelet_dir, resource(A)):
-            await kubelet.wait_for(lambda k: len(k.registrations) == 9, within=15)
+            await kubelet.wait_for(lambda k: len(k.registrations) == 8, within=15)
             kubelet.faults.refuse = ""
             began = time.monotonic()
             await kubelet.restart()
             await settled(kubelet, I915, {A})
-            assert time.monotonic() - began < FLOOR / 2 * 2**8, "the next pause is at least so long"
+            assert time.monotonic() - began < FLOOR / 2 * 2**7, "the next pause is at least so long"
 
 
 async def test_streams_that_never_last_are_begun_ever_more_slowly(kubelet_dir: Path) -> None:

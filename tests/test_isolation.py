@@ -11,6 +11,7 @@ import re
 import signal
 import time
 import urllib.request
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from tests.running import eventually, running_kubelet
 from tests.serving import serving
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 HEAD = "from gpuplug import DeviceSpec, Mount, Verdict, hookimpl\nGPUPLUG_HOOKS = 1\n"
@@ -158,56 +160,10 @@ def check(document: dict[str, Any], left_out: str = "") -> None:
 
 
 @pytest.fixture(scope="module")
-def inspected(site: Site, node: Machine) -> dict[str, Any]:
-    return site.inspect(f"--prefix={node.root}")
-
-
-def test_inspect_names_each_fault_and_advertises_all_that_is_sound(inspected: dict[str, Any]) -> None:
-    """Standard output is JSON and nothing else, though drivers print to it."""
-    check(inspected)
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_is_said_in_one_line_and_costs_no_gpu_of_another(
-    fault: Fault, inspected: dict[str, Any]
-) -> None:
-    said = said_of(fault.name, inspected)
-    if fault.words and fault.name != "late":
-        assert fault.words in said
-    address = ADDRESSES.get(fault.name)
-    for gpu in inspected["gpus"]:
-        if gpu["address"] == address:
-            assert bool(gpu["advertised"]) is fault.advertised
-        elif gpu["refused"]:
-            assert gpu["address"] in {
-                ADDRESSES[f.name] for f in FAULTS if not f.advertised and f.name in ADDRESSES
-            }
-
-
-def test_a_driver_that_is_left_out_is_not_even_imported(site: Site, node: Machine) -> None:
-    document = site.inspect(f"--prefix={node.root}", SAFE)
-    check(document, SAFE)
-    assert not {"stuck-import", "sleeps", "loops"} & {driver["name"] for driver in document["drivers"]}
-
-
-def test_the_command_for_drivers_names_each_fault_at_its_driver(site: Site, node: Machine) -> None:
-    ended = site.run("drivers", "--json", f"--prefix={node.root}", SAFE)
-    assert ended.returncode == 4
-    skipped = set(SAFE.rpartition("=")[2].split(","))
-    drivers = json.loads(ended.stdout)["drivers"]
-    by_name = {driver["name"]: driver for driver in drivers}
-    assert len(drivers) == len(by_name) + 1, "one name is there twice"
-    for fault in FAULTS:
-        said = "\n".join(by_name[fault.name]["problems"])
-        if fault.name in skipped:
-            assert (said, by_name[fault.name]["left_out"]) == ("", True)
-        elif fault.words and fault.name != "late":
-            assert fault.words in said, fault.name
-        else:
-            assert said == ""
-    assert by_name["good"]["gpus"] == [ADDRESSES["good"]]
-    assert by_name["good"]["resources"] == ["example.com/good"]
-    assert (by_name["good"]["package"], by_name["good"]["version"]) == ("good", "1.0")
+def inspecting(site: Site, node: Machine) -> Iterator[Future[dict[str, Any]]]:
+    """Begin to inspect; it takes seconds, in which those that do not return are waited for."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(site.inspect, f"--prefix={node.root}")
 
 
 def cpu_seconds(pid: int, seconds: float) -> float:
@@ -224,6 +180,7 @@ def get(port: str, path: str) -> str:
         return text
 
 
+@pytest.mark.usefixtures("inspecting")  # both wait most of the time: at the same time
 async def test_serve_names_each_fault_in_the_log_in_readyz_and_in_a_metric_and_serves_all_that_is_sound(
     site: Site, node: Machine, kubelet_dir: Path
 ) -> None:
@@ -279,3 +236,56 @@ async def test_serve_names_each_fault_in_the_log_in_readyz_and_in_a_metric_and_s
         # What goes on standard output or standard error is ours alone.
         assert all(re.match(r"\d{4}-\d\d-\d\d ", line) for line in serve.log.splitlines()), serve.log
         assert await serve.ended(signal.SIGTERM) == 0
+
+
+@pytest.fixture(scope="module")
+def inspected(inspecting: Future[dict[str, Any]]) -> dict[str, Any]:
+    return inspecting.result()
+
+
+def test_inspect_names_each_fault_and_advertises_all_that_is_sound(inspected: dict[str, Any]) -> None:
+    """Standard output is JSON and nothing else, though drivers print to it."""
+    check(inspected)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_said_in_one_line_and_costs_no_gpu_of_another(
+    fault: Fault, inspected: dict[str, Any]
+) -> None:
+    said = said_of(fault.name, inspected)
+    if fault.words and fault.name != "late":
+        assert fault.words in said
+    address = ADDRESSES.get(fault.name)
+    for gpu in inspected["gpus"]:
+        if gpu["address"] == address:
+            assert bool(gpu["advertised"]) is fault.advertised
+        elif gpu["refused"]:
+            assert gpu["address"] in {
+                ADDRESSES[f.name] for f in FAULTS if not f.advertised and f.name in ADDRESSES
+            }
+
+
+def test_a_driver_that_is_left_out_is_not_even_imported(site: Site, node: Machine) -> None:
+    document = site.inspect(f"--prefix={node.root}", SAFE)
+    check(document, SAFE)
+    assert not {"stuck-import", "sleeps", "loops"} & {driver["name"] for driver in document["drivers"]}
+
+
+def test_the_command_for_drivers_names_each_fault_at_its_driver(site: Site, node: Machine) -> None:
+    ended = site.run("drivers", "--json", f"--prefix={node.root}", SAFE)
+    assert ended.returncode == 4
+    skipped = set(SAFE.rpartition("=")[2].split(","))
+    drivers = json.loads(ended.stdout)["drivers"]
+    by_name = {driver["name"]: driver for driver in drivers}
+    assert len(drivers) == len(by_name) + 1, "one name is there twice"
+    for fault in FAULTS:
+        said = "\n".join(by_name[fault.name]["problems"])
+        if fault.name in skipped:
+            assert (said, by_name[fault.name]["left_out"]) == ("", True)
+        elif fault.words and fault.name != "late":
+            assert fault.words in said, fault.name
+        else:
+            assert said == ""
+    assert by_name["good"]["gpus"] == [ADDRESSES["good"]]
+    assert by_name["good"]["resources"] == ["example.com/good"]
+    assert (by_name["good"]["package"], by_name["good"]["version"]) == ("good", "1.0")

@@ -136,7 +136,7 @@ field numbers do not come from our .proto file.
 
 RESOURCE: Final = ResourceName("gpu.intel.com/i915")
 # Speed is measured elsewhere. There are twenty messages, so few examples of each.
-in_any_time = settings(deadline=None, max_examples=30)
+in_any_time = settings(deadline=None, max_examples=settings().max_examples // 4)
 
 
 def offer(address: str, shares: int = 1, *, healthy: bool = True, numa_node: int | None = None) -> Offer:
