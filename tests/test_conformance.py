@@ -145,6 +145,14 @@ def spec(container_path: str, host_path: str | None = None) -> Callable[..., lis
     return device_specs
 
 
+def may_make_nodes(self: object, gpu: Gpu) -> list[DeviceSpec]:
+    return [DeviceSpec(node.path, node.host_path, "rwm") for node in gpu.nodes]
+
+
+def mount(host_path: str) -> Callable[..., list[Mount]]:
+    return lambda self: [Mount("/mnt/foogpu", host_path)]
+
+
 def name(text: str) -> Callable[..., str | None]:
     def resource_name(self: object, gpu: Gpu) -> str | None:
         return text if gpu.kernel_driver == "foogpu" else None
@@ -274,13 +282,22 @@ FAULTS: list[tuple[str, Callable[..., Any], str, str]] = [
      "test_it_prints_nothing", "printed 'looking at 0000:03:00.0\\n'"),
     (f"{HOOK}health", health(slow), "test_it_answers_at_once", "the limit is 5 ms"),
     (f"{HOOK}device_specs", neighbour, "test_it_gives_no_node_of_another_gpu", "never compute a number"),
-    (f"{HOOK}device_specs", spec("/dev/dri"), "test_it_gives_no_node_of_another_gpu", "gives /dev/dri, and"),
+    (f"{HOOK}device_specs", spec("/dev/dri"), "test_every_gpu_has_an_answer_of_the_right_type",
+     "'/dev/dri' holds what is not of this GPU"),
+    (f"{HOOK}device_specs", spec("/dev/char/226:129"), "test_it_gives_nothing_but_the_gpu",
+     "name it in gpuplug_companion_nodes"),
+    (f"{HOOK}device_specs", spec("/dev/kfd"), "test_it_gives_nothing_but_the_gpu", "gives /dev/kfd, "),
+    (f"{HOOK}device_specs", may_make_nodes, "test_it_gives_nothing_but_the_gpu", "with 'rwm'"),
+    (f"{HOOK}mounts", mount("/run/containerd/containerd.sock"), "test_it_gives_nothing_but_the_gpu",
+     "take over the node"),
+    (f"{HOOK}mounts", mount("/run"), "test_it_gives_nothing_but_the_gpu", "mounts /run,"),
+    (f"{HOOK}mounts", mount("/dev/shm"), "test_it_gives_nothing_but_the_gpu", "mounts /dev/shm,"),
     (f"{HOOK}device_specs", also_missing, "test_it_gives_no_node_that_is_not_there", "does not have"),
     (f"{HOOK}device_specs", spec("/dev/foo"), "test_it_gives_no_node_that_is_not_there", "gives /dev/foo"),
     (f"{HOOK}device_specs", renders_only, "test_it_gives_no_node_that_is_not_there", "gives no node"),
     (f"{HOOK}device_specs", without_prefix, "test_it_gives_nodes_from_where_they_are",
      "DeviceSpec(node.path, node.host_path)"),
-    (f"{HOOK}device_specs", spec("/dev/a/../b"), "test_every_path_can_be_mounted", "in its simplest form"),
+    (f"{HOOK}device_specs", spec("/dev/a/./b"), "test_every_path_can_be_mounted", "in its simplest form"),
     (f"{HOOK}device_specs", spec("/dev/" + "a" * 256), "test_every_path_can_be_mounted", "255 bytes"),
     (f"{HOOK}device_specs", spec("/dev" + "/abc" * 1100), "test_every_path_can_be_mounted", "4095 bytes"),
     (f"{HOOK}device_specs", spec("/dev/a\nb"), "test_every_path_can_be_mounted", "cannot be printed"),

@@ -73,6 +73,8 @@ FAULTS = (
     Fault("missigned", hook("resource_name", "return 'a.com/b'", arguments="card"), "{'card'} are declared"),
     Fault("unmarked", claims("unmarked") + "def gpuplug_health(gpu): return None\n",
           "gpuplug_health has no @hookimpl"),
+    Fault("claimless", hook("health", "return None"),
+          "it has no gpuplug_resource_name, so it can claim no GPU"),
     Fault("too-new", claims("too-new") + "GPUPLUG_HOOKS = 99\n", "too new: it needs version 99 of the hooks"),
     Fault("bad-option", "from gpuplug import DriverOption\n" + claims("bad-option")
           + hook("options", "return [DriverOption('x', int, '1', 'help')]", arguments=""), "default '1'"),
@@ -89,6 +91,8 @@ FAULTS = (
     Fault("panics", "class PanicException(BaseException):\n"
           "    def __str__(self): raise KeyboardInterrupt\n\n" + claims("panics")
           + hook("device_specs", "raise PanicException"), "gpuplug_device_specs raised PanicException"),
+    Fault("all-of-dev", claims("all-of-dev") + hook("device_specs", "return [DeviceSpec('/dev', '/dev')]"),
+          "'/dev' holds what is not of this GPU"),
     Fault("sleeps", claims("sleeps") + hook("health", "import time; time.sleep(30)"),
           f"gpuplug_health did not return within 1 second, {NEVER}"),
     Fault("loops", claims("loops") + hook("device_specs", "while True: pass"),
@@ -203,6 +207,8 @@ async def test_serve_names_each_fault_in_the_log_in_readyz_and_in_a_metric_and_s
             if fault.words and fault.name != "late":
                 assert fault.words in serve.log, fault.name
                 assert fault.words in ready, fault.name
+        for said in (serve.log, ready):
+            assert "driver twin: twin_b uses a name that is taken" in said
         problems = sum(1 for driver in report["drivers"] if driver["problem"]) + len(report["problems"])
         assert f"gpuplug_driver_problems {float(problems)}" in await ask("/metrics")
         await anyio.sleep(1.2)  # time for another look, which says nothing again

@@ -57,7 +57,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
 def hooks(**answers: object) -> SimpleNamespace:
     """Make a module of hooks that answer so; a function is called."""
     module = SimpleNamespace()
-    for name, value in answers.items():
+    for name, value in {"resource_name": None, **answers}.items():
 
         def hook(value: Any = value) -> object:
             return value() if callable(value) else value
@@ -224,7 +224,7 @@ def test_of_two_drivers_of_one_name_the_first_by_value_is_used(installed: Instal
     for order in ([first, second], [second, first]):
         loaded = load(order)
         assert [d.resource_name(GPU, SETTINGS) for d in loaded.drivers] == ["a.com/gpu"]
-        assert loaded.broken[0].reason == f"{second.value} uses a name that is taken"
+        assert loaded.broken[0].reason == f"driver mine: {second.value} uses a name that is taken"
 
 
 def test_a_broken_driver_leaves_its_name_to_a_sound_one(installed: Installed) -> None:
@@ -437,6 +437,11 @@ ANY: Any = None
         ("device_specs", [DeviceSpec("/dev/x", ANY)], "None is not an absolute path"),
         ("device_specs", [DeviceSpec("/dev/\0", "/dev/x")], r"'/dev/\x00' is not an absolute path"),
         ("device_specs", [DeviceSpec("/dev/\udcff", "/dev/x")], r"'/dev/\udcff' is not an absolute path"),
+        ("device_specs", [DeviceSpec("/dev/x", "/dev/../etc")], "'/dev/../etc' has a part '..'"),
+        ("device_specs", [DeviceSpec("/dev", "/dev")], "'/dev' holds what is not of this GPU"),
+        ("device_specs", [DeviceSpec("/dev/x", "/dev/dri/")], "'/dev/dri/' holds what is not of this GPU"),
+        ("mounts", [Mount("/host", "/")], "'/' holds what is not of this GPU"),
+        ("mounts", [Mount("/x/..", "/x")], "'/x/..' has a part '..'"),
         ("device_specs", [DeviceSpec("/dev/x", "/dev/x", "x")], "'x' is not a set of r, w and m"),  # type: ignore[arg-type]
         ("device_specs", [DeviceSpec("/dev/x", "/dev/x", [])], "[] is not a set of r, w and m"),  # type: ignore[arg-type]
         ("resource_name", Declined(5), "5 is not text"),  # type: ignore[arg-type]

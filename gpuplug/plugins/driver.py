@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 P = ParamSpec("P")
 
+_EVERYTHING: Final = ("", "/dev", "/dev/dri")
+"""Folders that no container may get as a whole: runtimes take every device that is below a DeviceSpec."""
 _PERMISSIONS: Final = ("r", "w", "m", "rw", "rm", "wm", "rwm")
 
 
@@ -101,6 +103,8 @@ class LoadedDriver:
             raise DriverError(f"driver {name} cannot be looked at: {sentence(error)}") from error
         if not callers:
             raise DriverError(f"driver {name}: {called(module)} implements no gpuplug hook")
+        if not manager.hook.gpuplug_resource_name.get_hookimpls():
+            raise DriverError(f"driver {name}: it has no gpuplug_resource_name, so it can claim no GPU")
         for caller in callers:
             if any(inspect.iscoroutinefunction(hook.function) for hook in caller.get_hookimpls()):
                 raise DriverError(f"driver {name}: {caller.name} is a coroutine; hooks are plain functions")
@@ -316,3 +320,7 @@ class LoadedDriver:
             for path in pair:
                 if not is_text(path) or not path.startswith("/"):
                     raise DriverError(f"driver {self.name}: {shown(path)} is not an absolute path")
+                if ".." in path.split("/"):
+                    raise DriverError(f"driver {self.name}: {shown(path)} has a part '..'")
+                if path.rstrip("/") in _EVERYTHING:
+                    raise DriverError(f"driver {self.name}: {shown(path)} holds what is not of this GPU")

@@ -99,7 +99,9 @@ def _load_all(
             continue
         name, origin = entry_point.name, _origin(entry_point)
         if any(isinstance(one, LoadedDriver) and one.name == name for one in outcomes.values()):
-            outcomes[index] = BrokenDriver(name, f"{entry_point.value} uses a name that is taken", origin)
+            outcomes[index] = BrokenDriver(
+                name, f"driver {name}: {entry_point.value} uses a name that is taken", origin
+            )
             continue
 
         def give_up(what: str, index: int = index, name: str = name, origin: str = origin) -> None:

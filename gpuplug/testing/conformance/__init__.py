@@ -169,6 +169,11 @@ class Conformance(Checked):
         """Of /dev/dri a container gets the nodes of the GPUs that it was given."""
         self._for_each_answer(containers.own_nodes_only)
 
+    def test_it_gives_nothing_but_the_gpu(self) -> None:
+        """A container gets nodes that gpuplug has seen, and nothing that opens the node to it."""
+        companions = self._loaded().companion_nodes
+        self._for_each_answer(lambda gpu, answers: containers.nothing_else(gpu, answers, companions))
+
     def test_it_gives_no_node_that_is_not_there(self) -> None:
         """A node that is not there fails the container's start."""
         companions = self._loaded().companion_nodes

@@ -29,6 +29,15 @@ MAX_VARIABLE: Final = 131_071
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OURS: Final = "GPUPLUG_"
 _DRI: Final = "/dev/dri"
+_OF_THE_NODE: Final = ("/", "//", "/etc/", "/home/", "/root/", "/run/", "/var/", "/var/lib/", "/var/run/")
+"""Folders of which a part may be for a GPU, but not the whole."""
+_NEVER: Final = tuple(
+    f"{prefix}{name}"
+    for name in ("dev/", "proc/", "run/containerd/", "run/crio/", "run/docker.sock/", "var/lib/containerd/",
+                 "var/lib/kubelet/", "var/run/containerd/", "var/run/crio/", "var/run/docker.sock/")
+    for prefix in ("/", "/host/")
+)  # fmt: skip
+"""Folders and sockets of which no part may be given; the kit asks with the prefixes '' and /host."""
 
 __tracebackhide__ = True  # a failure shows the check, and not how it was made
 
@@ -55,6 +64,34 @@ def own_nodes_only(gpu: Gpu, answers: Answers) -> None:
                     "give what is in gpu.nodes: never compute a number, since card and render nodes are not"
                     " counted in step, and never give /dev/dri as a whole",
                 )
+
+
+def nothing_else(gpu: Gpu, answers: Answers, companions: Collection[str]) -> None:
+    """See that nodes are ones that gpuplug looks at, and that no mount opens the node to a container."""
+    known = {node.path for node in gpu.nodes} | set(companions) | {f"{_DRI}/{name}" for name in gpu.missing}
+    for spec in answers.specs:
+        if spec.container_path not in known and not spec.container_path.startswith(f"{_DRI}/"):
+            fail(
+                f"{gpu.address}: gpuplug_device_specs gives {spec.container_path}, which is"
+                " neither in gpu.nodes nor in gpu.companions",
+                "gpuplug does not see whether it is there: where it is not, no container with the GPU starts",
+                "name it in gpuplug_companion_nodes, and give it where gpu.companions has it",
+            )
+        if "m" in spec.permissions:
+            fail(
+                f"{gpu.address}: gpuplug_device_specs gives {spec.container_path} with {spec.permissions!r}",
+                "with m a container may make the node anew, and no GPU needs that",
+                "leave the permissions out: they are 'rw'",
+            )
+    for mount in answers.mounts:
+        inside = f"{PurePosixPath(mount.host_path)}/"
+        if inside in _OF_THE_NODE or inside.startswith(_NEVER):
+            fail(
+                f"{gpu.address}: gpuplug_mounts mounts {mount.host_path}, which is the node's own",
+                "with it a container can take over the node, or see every other container's files; a device"
+                " node that is mounted cannot be opened",
+                "mount the folder of your GPU alone; nodes belong into gpuplug_device_specs",
+            )
 
 
 def present_nodes_only(gpu: Gpu, answers: Answers, companions: Collection[str]) -> None:

@@ -118,7 +118,12 @@ class Gpus:
 
     async def bound(self, address: str, driver: str) -> None:
         """Wait until a kernel driver is bound to a device and has made its nodes."""
-        await until(f"{address} on {driver}", lambda: self.driver(address) == driver and self.nodes(address))
+
+        def made() -> bool:  # sysfs tells of a node a moment before devtmpfs has made it
+            nodes = self.nodes(address).values()
+            return bool(nodes) and all(node.path.exists() for node in nodes)
+
+        await until(f"{address} on {driver}", lambda: self.driver(address) == driver and made())
 
     def driver(self, address: str) -> str:
         """Name the kernel driver that is bound; empty for none."""

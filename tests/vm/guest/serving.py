@@ -1,5 +1,6 @@
 """The gpuplugs at work in this machine, each with a kubelet that hears what it sees."""
 
+import errno
 import signal
 import subprocess
 from collections.abc import AsyncIterator
@@ -21,6 +22,7 @@ AMD: Final = "amd.com/gpu"
 VIRTIO: Final = "gpuplug.dev/virtio_gpu"
 """By way of gpuplug-drm, which is told to serve this kernel driver."""
 
+_READS: Final = 10
 _FAULTS: Final = ("Traceback (most recent call last)", "never retrieved", "never awaited", "Warning:")
 
 
@@ -35,7 +37,13 @@ class Witness:
 
     def said(self) -> str:
         """All that gpuplug has logged."""
-        return self.log.read_text(errors="replace")
+        for _ in range(_READS):
+            try:
+                return self.log.read_text(errors="replace")
+            except OSError as error:  # the log is shared with the host: the 9p of kernel 7.3 says so
+                if error.errno != errno.ENODATA:  # at times of a file that grows while it is read
+                    raise
+        raise TimeoutError(f"{self.log} could not be read {_READS} times in a row")
 
     def faults(self) -> list[str]:
         """Return the lines of its log that no correct program writes."""
