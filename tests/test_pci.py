@@ -40,9 +40,20 @@ def test_a_display_device_is_seen_with_and_without_a_kernel_driver(machine: Mach
     )
 
 
-@pytest.mark.parametrize(("pci_class", "counts"), [(0x030200, True), (0x040300, False), (0x120000, False)])
-def test_only_display_devices_count(machine: Machine, pci_class: int, counts: bool) -> None:
-    machine.add_gpu(A, driver=None, pci_class=pci_class, card=False, render=False)
+@pytest.mark.parametrize(
+    ("vendor", "pci_class", "counts"),
+    [
+        (0x8086, 0x030200, True),
+        (0x8086, 0x040300, False),
+        (0x8086, 0x120000, False),
+        (0x1002, 0x120000, True),
+        (0x1002, 0x118000, False),
+    ],
+)
+def test_only_display_devices_and_amds_accelerators_count(
+    machine: Machine, vendor: int, pci_class: int, counts: bool
+) -> None:
+    machine.add_gpu(A, driver=None, vendor=vendor, pci_class=pci_class, card=False, render=False)
     assert bool(seen(machine)) == counts
 
 

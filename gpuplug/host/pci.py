@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 _DISPLAY: Final = 0x03
 """The PCI base class of display controllers: VGA 0x0300, 3D 0x0302, other 0x0380."""
+_ACCELERATOR: Final = 0x12
+"""The PCI base class of processing accelerators, which AMD's Instinct MI300 says of itself."""
+_AMD: Final = 0x1002
+"""The one vendor of whom accelerators count: those of others are no GPUs, such as Intel's NPU."""
 _NODE: Final = re.compile(r"(card|renderD)[0-9]+", re.ASCII)
 
 
@@ -47,7 +51,10 @@ def survey(roots: Roots, modules: Iterable[str]) -> Surroundings:
 
 
 def displays(roots: Roots) -> tuple[PciDisplay, ...]:
-    """See every PCI display device, by address; a number that makes no sense counts as unknown."""
+    """See every PCI display device, and AMD's accelerators, by address.
+
+    A number that makes no sense counts as unknown.
+    """
     bus = f"{roots.prefix}/sys/bus/pci/devices"
     try:
         names = sorted(os.listdir(bus))
@@ -57,9 +64,13 @@ def displays(roots: Roots) -> tuple[PciDisplay, ...]:
     for name in names:
         device = f"{bus}/{name}"
         pci_class = _number(device, "class")
-        if pci_class is not None and pci_class >> 16 == _DISPLAY:
+        if pci_class is not None and _is_gpu(device, pci_class >> 16):
             found.append(_display(roots, device, pci_class))
     return tuple(found)
+
+
+def _is_gpu(device: str, base_class: int) -> bool:
+    return base_class == _DISPLAY or (base_class == _ACCELERATOR and _number(device, "vendor") == _AMD)
 
 
 def addresses(roots: Roots) -> frozenset[str]:
