@@ -440,6 +440,8 @@ ANY: Any = None
         ("device_specs", [DeviceSpec("/dev/x", "/dev/../etc")], "'/dev/../etc' has a part '..'"),
         ("device_specs", [DeviceSpec("/dev", "/dev")], "'/dev' holds what is not of this GPU"),
         ("device_specs", [DeviceSpec("/dev/x", "/dev/dri/")], "'/dev/dri/' holds what is not of this GPU"),
+        ("device_specs", [DeviceSpec("/dev/x", "/dev/.")], "'/dev/.' holds what is not of this GPU"),
+        ("device_specs", [DeviceSpec("/dev/x", "//dev//dri")], "'//dev//dri' holds what is not of this GPU"),
         ("mounts", [Mount("/host", "/")], "'/' holds what is not of this GPU"),
         ("mounts", [Mount("/x/..", "/x")], "'/x/..' has a part '..'"),
         ("device_specs", [DeviceSpec("/dev/x", "/dev/x", "x")], "'x' is not a set of r, w and m"),  # type: ignore[arg-type]

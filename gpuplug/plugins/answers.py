@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import PurePosixPath
 from typing import Any, Final, TypeGuard, TypeVar
 
 from gpuplug.errors import DriverError
@@ -15,6 +16,8 @@ VERSION_NAME: Final = "GPUPLUG_HOOKS"
 """The constant of a driver module that says for which version of the hooks it was written."""
 MAX_WILDCARDS: Final = 3
 """Parts of a glob that may have wildcards: each of them multiplies what has to be looked at."""
+_EVERYTHING: Final = ("/", "/dev", "/dev/dri")
+"""Folders that no container may get as a whole: runtimes take every device that is below a DeviceSpec."""
 _WILDCARDS: Final = frozenset("*?[")
 
 
@@ -67,6 +70,19 @@ def is_bool(value: object) -> bool:
 def is_text(value: object) -> TypeGuard[str]:
     """Tell whether the kubelet and the system take it as text: UTF-8 without a NUL."""
     return isinstance(value, str) and "\0" not in value and value.encode(errors="ignore").decode() == value
+
+
+def check_path(name: str, path: object) -> None:
+    """See that what a container is to get is a path, and no folder that holds every GPU.
+
+    :raises DriverError: naming the path.
+    """
+    if not is_text(path) or not path.startswith("/"):
+        raise DriverError(f"driver {name}: {shown(path)} is not an absolute path")
+    if ".." in path.split("/"):
+        raise DriverError(f"driver {name}: {shown(path)} has a part '..'")
+    if str(PurePosixPath(f"/{path.lstrip('/')}")) in _EVERYTHING:
+        raise DriverError(f"driver {name}: {shown(path)} holds what is not of this GPU")
 
 
 def each(name: str, answer: Any, kind: type[T]) -> tuple[T, ...]:  # noqa: ANN401 - a driver's answer

@@ -24,6 +24,7 @@ from gpuplug.plugins.answers import (
     attribute,
     called,
     check_marks,
+    check_path,
     check_version,
     companion,
     each,
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_EVERYTHING: Final = ("", "/dev", "/dev/dri")
-"""Folders that no container may get as a whole: runtimes take every device that is below a DeviceSpec."""
 _PERMISSIONS: Final = ("r", "w", "m", "rw", "rm", "wm", "rwm")
 
 
@@ -224,15 +223,17 @@ class LoadedDriver:
         for spec in specs:
             if spec.permissions not in _PERMISSIONS:
                 raise DriverError(f"driver {self.name}: {shown(spec.permissions)} is not a set of r, w and m")
-        self._check_paths([(spec.container_path, spec.host_path) for spec in specs])
+            check_path(self.name, spec.container_path)
+            check_path(self.name, spec.host_path)
         return specs
 
     @_hook("gpuplug_mounts")
     def mounts(self, gpu: Gpu, settings: Settings) -> tuple[Mount, ...]:
         """Ask for mounts; without an answer none."""
         mounts = self._ask_for_each("gpuplug_mounts", Mount, gpu=gpu, settings=self._settings(settings)) or ()
-        self._check_paths([(mount.container_path, mount.host_path) for mount in mounts])
         for mount in mounts:
+            check_path(self.name, mount.container_path)
+            check_path(self.name, mount.host_path)
             if not is_bool(mount.read_only):
                 raise DriverError(f"driver {self.name}: read_only is {shown(mount.read_only)}, not a bool")
         return mounts
@@ -314,13 +315,3 @@ class LoadedDriver:
             return getattr(self._hooks, hook)(**arguments)
         except FAILURES as error:
             raise DriverError(f"driver {self.name}: {hook} raised {sentence(error)}") from error
-
-    def _check_paths(self, pairs: Sequence[tuple[object, object]]) -> None:
-        for pair in pairs:
-            for path in pair:
-                if not is_text(path) or not path.startswith("/"):
-                    raise DriverError(f"driver {self.name}: {shown(path)} is not an absolute path")
-                if ".." in path.split("/"):
-                    raise DriverError(f"driver {self.name}: {shown(path)} has a part '..'")
-                if path.rstrip("/") in _EVERYTHING:
-                    raise DriverError(f"driver {self.name}: {shown(path)} holds what is not of this GPU")

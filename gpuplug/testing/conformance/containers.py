@@ -29,7 +29,7 @@ MAX_VARIABLE: Final = 131_071
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OURS: Final = "GPUPLUG_"
 _DRI: Final = "/dev/dri"
-_OF_THE_NODE: Final = ("/", "//", "/etc/", "/home/", "/root/", "/run/", "/var/", "/var/lib/", "/var/run/")
+_OF_THE_NODE: Final = ("/etc/", "/home/", "/root/", "/run/", "/var/", "/var/lib/", "/var/run/")
 """Folders of which a part may be for a GPU, but not the whole."""
 _NEVER: Final = tuple(
     f"{prefix}{name}"
