@@ -11,6 +11,7 @@ import pytest
 
 from .harness.initramfs import names_in
 from .harness.kernels import Bootable
+from .harness.kinds import KINDS
 from .harness.machine import REPOSITORY, Plan, booted, command_line
 from .harness.needs import MissingRequirementError
 from .harness.packages import Source, machine_sources, stanzas
@@ -70,6 +71,24 @@ def test_a_machine_is_always_emulated_and_cannot_write_to_the_host(
     assert [word for word in exported if "readonly=on" not in word] == [
         f"local,id=share,path={tmp_path}/share,security_model=none,multidevs=remap"
     ]
+
+
+@pytest.mark.one_kernel
+def test_only_a_machine_with_a_kubelet_has_cpusets(machine_kernel: Bootable, tmp_path: Path) -> None:
+    words = {
+        cpusets: command_line(Plan(machine_kernel, [], 1, cpusets=cpusets), tmp_path)
+        for cpusets in (False, True)
+    }
+    assert [any("cgroup_disable=cpuset" in word for word in line) for line in words.values()] == [True, False]
+    assert {folder.name for folder, kind in KINDS.items() if kind.cpusets} == {"whole"}
+
+
+@pytest.mark.one_kernel
+def test_a_kernel_that_panics_is_said_to_have(machine_kernel: Bootable) -> None:
+    crash = "echo 1 > /proc/sys/kernel/sysrq; echo c > /proc/sysrq-trigger; sleep 1000"
+    with booted(Plan(machine_kernel, ["sh", "-c", crash], 60)) as machine:
+        assert machine.wait() == "its kernel panicked"
+        assert "sysrq triggered crash" in machine.story()
 
 
 def test_what_a_kernel_boots_from_has_every_module_that_it_lacks(machine_kernel: Bootable) -> None:

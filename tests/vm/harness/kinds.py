@@ -16,6 +16,8 @@ class Kind:
     pciehp: bool = False
     """Whether its slots are in the hands of the kernel's own PCIe hotplug, and not of ACPI's: only then can
     a GPU go without asking, but one that asks takes six seconds."""
+    cpusets: bool = False
+    """Whether containers may be bound to CPUs, without which a kubelet does not start."""
     alone: bool = False
     """Whether no other machine is to run beside it."""
 
@@ -23,5 +25,5 @@ class Kind:
 KINDS = {
     GUEST: Kind(),
     GUEST / "storm": Kind(views=("DaemonSet",), pciehp=True),
-    GUEST / "whole": Kind(memory="5G", views=(), alone=True),
+    GUEST / "whole": Kind(memory="5G", views=(), cpusets=True, alone=True),
 }

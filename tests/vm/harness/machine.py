@@ -25,6 +25,7 @@ PORTS = 16
 """Slots that a GPU can be plugged into."""
 _INIT = Path(__file__).parents[1] / "guest/init.sh"
 _TAIL = 60
+_PANIC = "Kernel panic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class Plan:
     memory: str = "2G"
     pciehp: bool = False
     """Whether its slots are in the hands of the kernel's own PCIe hotplug, and not of ACPI's."""
+    cpusets: bool = False
+    """Whether its kernel has cgroup cpusets."""
     interactive: bool = False
     """Whether its console is the terminal, rather than a file."""
 
@@ -65,6 +68,8 @@ class Machine:
             code = self.share / "code"
             if code.exists():
                 return f"it ended with exit code {code.read_text().strip()}"
+            if _PANIC in tail(self.share / "console"):
+                return "its kernel panicked"
             return f"it ended without a word (QEMU's exit code: {self._process.returncode})"
         if self.age > self.plan.seconds:
             self.end()
@@ -156,6 +161,10 @@ def command_line(plan: Plan, folder: Path) -> list[str]:
         "tsc=reliable clocksource=tsc",
         f"gpuplug.share={share}",
     ]
+    if not plan.cpusets:
+        # The first cpuset, which a container's runtime makes, has the kernel rewrite its page allocator while
+        # it runs. An emulated CPU may then stop at the breakpoint that another has taken away: a panic.
+        kernel_words.append("cgroup_disable=cpuset")
     options: list[tuple[str, str]] = [
         ("accel", "tcg,thread=multi"),
         ("cpu", "max,la57=off"),

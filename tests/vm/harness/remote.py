@@ -94,6 +94,7 @@ class Run:
                 files={ITEMS: "\n".join(self._items)},
                 memory=self.kind.memory,
                 pciehp=self.kind.pciehp,
+                cpusets=self.kind.cpusets,
             )
             self._machine = self._stack.enter_context(booted(plan))
         return self._machine
